@@ -100,7 +100,8 @@ class JobSpec:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON; `from_json(to_json())` is equal."""
-        return _plain(self)
+        plain: dict[str, Any] = _plain(self)
+        return plain
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:

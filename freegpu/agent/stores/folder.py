@@ -46,7 +46,7 @@ class FolderStore:
 
     def list(self, prefix: str, after: str = "") -> List[str]:
         folder = self.root / check_key(prefix) if prefix else self.root
-        keys = []
+        keys: List[str] = []
         with _translated(self.root):
             if not folder.is_dir():
                 self._require_root()
