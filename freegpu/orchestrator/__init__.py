@@ -1,0 +1,1 @@
+"""Decide, record, act: the ledger, the quota arithmetic, placement, and the tick that drives them."""

@@ -1,0 +1,328 @@
+"""What the ledger holds, as frozen values, and the snapshot that decisions are made on. Pure.
+
+Times are aware UTC datetimes. Rows live only in `tables`; what leaves the ledger are these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from freegpu.adapters.base import Capabilities, Offer, Window
+from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState, SessionState
+from freegpu.jobs.model import Estimate, JobSpec, Needs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A confirmed checkpoint: every blob was verified by the orchestrator."""
+
+    key: str
+    sha256: str
+    attempt: str
+    epoch: int
+    generation: int
+    step: int | None
+    size: int
+    confirmed_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a job is, by its own word."""
+
+    step: float | None = None
+    total: float | None = None
+    #: seconds that remain on the card where it ran last, if it can be told
+    remaining_s: float | None = None
+    at: datetime | None = None
+    #: everything the job reported, e.g. loss
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One job and where it stands."""
+
+    id: str
+    #: grows with submission; the order of first come
+    seq: int
+    name: str
+    state: JobState
+    #: the sentence behind the state
+    why: str
+    spec: JobSpec
+    bundle: str
+    created_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+    #: epoch of the newest attempt; 0 before the first
+    epoch: int
+    #: attempts so far
+    attempts: int
+    failures: int
+    preemptions: int
+    #: not before this moment is it tried again; None: any time
+    not_before: datetime | None
+    #: patience for silence, in multiples of the default; doubles with every fence that brought no checkpoint
+    patience: int
+    checkpoint: Checkpoint | None
+    progress: Progress
+    #: seconds of work that were lost to interruptions so far
+    lost_s: float
+    #: the accepted attempt and its outputs manifest
+    result_attempt: str
+    result_key: str
+    result_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One try of a job in a slot."""
+
+    id: str
+    job: str
+    number: int
+    epoch: int
+    session: str
+    slot: int
+    state: AttemptState
+    reason: EndReason | None
+    detail: str
+    exit_code: int | None
+    platform: str
+    card: str
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    #: inbox seq of its run ticket; 0: not written yet
+    ticket_seq: int
+    #: epoch of the checkpoint it started from and its generation; 0, 0: from scratch
+    base_epoch: int
+    base_generation: int
+    #: seconds its command ran, as the agent measured
+    run_s: float
+    #: seconds of work lost at its end
+    lost_s: float
+    #: outputs manifest, whole or partial ("" : none)
+    outputs_key: str
+    outputs_sha256: str
+    #: last progress the agent reported
+    progress: Progress
+    #: fenced: nothing it writes from now on is ever a base
+    fenced: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """One run on a platform that holds cards for a while."""
+
+    id: str
+    platform: str
+    account: str
+    #: request key; equals the id
+    key: str
+    #: the platform's handle; "" before start() was answered
+    ref: str
+    state: SessionState
+    raw_state: str
+    reason: str
+    card: str
+    count: int
+    offer: Offer
+    #: the card that really came, by the agent's word; "" before hello
+    card_seen: str
+    created_at: datetime
+    started_at: datetime | None
+    live_at: datetime | None
+    ended_at: datetime | None
+    #: seconds it may last; None: no limit
+    limit_s: float | None
+    #: quota reserved for it and charged at its end, seconds
+    reserved_s: float
+    charged_s: float
+    pool: str
+    rate: float
+    #: last beat counter seen, how many of our own polls it has not moved over, and when we polled last
+    beat_counter: int
+    silent_polls: int
+    polled_at: datetime | None
+    #: next free inbox seq, last outbox seq handled, our own beat counter
+    inbox_next: int
+    outbox_seen: int
+    our_counter: int
+    #: what the last beat said (slots, gpu, left_s, state)
+    beat: Mapping[str, Any]
+
+
+class EntryKind(StrEnum):
+    """What a ledger entry does to a balance."""
+
+    RESERVE = "reserve"
+    CHARGE = "charge"
+    RELEASE = "release"
+    ADJUST = "adjust"
+    READING = "reading"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One line of the ledger; never changed, never removed."""
+
+    id: int
+    at: datetime
+    kind: EntryKind
+    platform: str
+    account: str
+    pool: str
+    session: str
+    #: seconds at rate 1; reserve and charge are positive, release is positive and undoes a reserve
+    amount_s: float
+    note: str
+
+
+class FigureSource(StrEnum):
+    """Where a quota figure comes from, best first."""
+
+    LIVE = "live"
+    LEDGER = "ledger"
+    LEARNED = "learned"
+    DECLARED = "declared"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balance:
+    """What is left of one pool: limit - charged - reserved."""
+
+    platform: str
+    account: str
+    pool: str
+    window: Window
+    #: None: nobody knows
+    limit_s: float | None
+    used_s: float
+    reserved_s: float
+    resets_at: datetime | None
+    source: FigureSource
+    #: age of the live reading in seconds, if the source is live
+    age_s: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that may still be used; None: unlimited or not known."""
+        if self.limit_s is None:
+            return None
+        return max(0.0, self.limit_s - self.used_s - self.reserved_s)
+
+
+# --- the snapshot that decide() sees ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """A job that wants a slot now."""
+
+    id: str
+    seq: int
+    name: str
+    needs: Needs
+    estimate: Estimate | None
+    priority: int
+    deadline: datetime | None
+    created_at: datetime
+    #: share of the work that remains, 0..1, by its confirmed progress
+    remaining: float = 1.0
+    #: seconds per unit speed left, learned from its own progress; None: use the estimate
+    remaining_t4_s: float | None = None
+    grace_s: float = 120.0
+    #: places (platform) that refused or failed it lately, with the sentence; avoided until they age out
+    avoid: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FreeSlot:
+    """A slot of a live session that runs nothing."""
+
+    session: str
+    slot: int
+    offer: Offer
+    #: seconds until the session's limit; None: no limit
+    left_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A platform as a decision sees it."""
+
+    platform: str
+    account: str
+    capabilities: Capabilities
+    offers: tuple[Offer, ...]
+    #: sessions open now
+    open_sessions: int
+    balances: tuple[Balance, ...]
+    #: not before this moment: it refused, throttled or failed
+    blocked_until: datetime | None = None
+    blocked_why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """All that a decision depends on, but the time."""
+
+    waiting: tuple[Waiting, ...] = ()
+    free_slots: tuple[FreeSlot, ...] = ()
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What one place would mean for one job; the words and figures behind `why`."""
+
+    platform: str
+    card: str
+    count: int
+    #: where exactly: "new session" or the id of a live one
+    where: str
+    feasible: bool
+    #: expected finish, seconds from now; None: not feasible, or unknown length (then ranked by speed alone)
+    finish_s: float | None
+    #: speed relative to a T4 for this class of work
+    speed: float
+    #: sessions that the rest of the job needs there
+    sessions: int
+    #: the sentence
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """This job into that slot."""
+
+    job: str
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartSession:
+    """Start a session of this offer, with these jobs queued ahead in its mailbox."""
+
+    offer: Offer
+    assignments: tuple[Assignment, ...]
+    reserve_s: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assign:
+    """Put a job into a free slot of a live session."""
+
+    session: str
+    assignment: Assignment
+    why: str
+
+
+Action = StartSession | Assign
