@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, NewType, Protocol
+from typing import Any, NewType, Protocol
 
 from freegpu.agent.wire import Profile
 
@@ -195,7 +195,10 @@ class Collected:
 class Adapter(Protocol):
     """One account on one platform. Calls block; each returns or raises AdapterError."""
 
-    name: ClassVar[str] | str
+    @property
+    def name(self) -> str:
+        """The platform's name in the configuration; one word, lower case."""
+        ...
 
     @property
     def account(self) -> str:

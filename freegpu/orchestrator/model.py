@@ -100,9 +100,14 @@ class Attempt:
     ended_at: datetime | None
     #: inbox seq of its run ticket; 0: not written yet
     ticket_seq: int
+    #: why it was asked to stop (cancelled, preempted, superseded), and the inbox seq of that ticket; None, 0: it was not
+    stop_reason: EndReason | None
+    stop_seq: int
     #: epoch of the checkpoint it started from and its generation; 0, 0: from scratch
     base_epoch: int
     base_generation: int
+    #: up to this moment its work is in a confirmed checkpoint; None: none yet
+    saved_at: datetime | None
     #: seconds its command ran, as the agent measured
     run_s: float
     #: seconds of work lost at its end
