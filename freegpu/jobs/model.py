@@ -82,6 +82,8 @@ class JobSpec:
     envs: Mapping[str, str] = field(default_factory=dict)
     #: names only: the values never enter a spec, the ledger or the store
     secrets: tuple[str, ...] = ()
+    #: which private file of the home holds their values; "" when there are none
+    secrets_ref: str = ""
     #: target inside the working folder -> absolute local source
     file_mounts: Mapping[str, str] = field(default_factory=dict)
     needs: Needs = field(default_factory=Needs)

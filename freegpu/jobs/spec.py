@@ -1,0 +1,314 @@
+"""A YAML file becomes jobs: read, checked, completed from the environment, its matrix expanded.
+
+Decides what the fields mean together; which fields there are stands in table.py. Reads the file and looks
+whether folders exist, nothing else. Does not know which platforms there are: the caller may tell.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from freegpu.jobs import document, matrix
+from freegpu.jobs import overrides as changes
+from freegpu.jobs.accelerators import Choice
+from freegpu.jobs.document import Node, Object, Scalar, fail, found
+from freegpu.jobs.kinds import Reading, Section, Value
+from freegpu.jobs.matrix import after_cycle
+from freegpu.jobs.model import Accelerator, Checkpointing, JobSpec, Needs
+from freegpu.jobs.retry import Retry
+from freegpu.jobs.special import MAX_NAME, job_name
+from freegpu.jobs.table import ROOT
+
+__all__ = ["Loaded", "after_cycle", "load", "loads"]
+
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """What a file asks for. Secret values are here and in no spec."""
+
+    specs: tuple[JobSpec, ...]
+    #: one line for every field that has no effect, with the reason
+    notices: tuple[str, ...] = ()
+    #: values of the variables that `JobSpec.secrets` names
+    secrets: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        """Without the values of secrets: a repr ends up in logs."""
+        return f"Loaded({len(self.specs)} specs, secrets {sorted(self.secrets)})"
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str],
+    platforms: Collection[str] = (),
+    workloads: Collection[str] = (),
+) -> Loaded:
+    """The jobs in a file. JobSpecError names file, line and field, whatever the file holds.
+
+    `overrides` are the KEY=VALUE of --set; `platforms` and `workloads` are the names that exist, and empty
+    takes any name.
+    """
+    return loads(
+        document.read(Path(path)),
+        path=path,
+        overrides=overrides,
+        environ=environ,
+        platforms=platforms,
+        workloads=workloads,
+    )
+
+
+def loads(
+    text: str,
+    *,
+    path: str | os.PathLike[str] = "job.yaml",
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    platforms: Collection[str] = (),
+    workloads: Collection[str] = (),
+) -> Loaded:
+    """As `load`, from text; relative folders are seen from the folder of `path`."""
+    root = document.parse(text, os.fspath(path))
+    if not isinstance(root, Object):
+        message = f"a job spec is a mapping of fields, found {found(root)}"
+        fail(root, "", message, hint="the smallest job is one line: run: echo hello")
+    reading = Reading(platforms=platforms, workloads=workloads)
+    section = ROOT.read(changes.apply(root, overrides), "", reading)
+    return _Maker(section, reading, Path(path), environ or {}).make()
+
+
+class _Maker:
+    """Puts the values of one spec together."""
+
+    def __init__(
+        self, root: Section, reading: Reading, path: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.root = root
+        self.reading = reading
+        self.path = path
+        self.environ = environ
+        empty = Section(node=Object(entries={}, origin=str(path), line=None), values={})
+        self.extra: Section = root.get("freegpu", empty)
+        self.resources: Section = root.get("resources", empty)
+        self.empty = empty
+
+    def make(self) -> Loaded:
+        axes: dict[str, tuple[str, ...]] = self.extra.get("matrix", {})
+        secrets = self._secrets(axes)
+        envs = self._envs(axes)
+        base = JobSpec(
+            name=self.root.get("name") or self._default_name(),
+            run=self.root.get("run"),
+            setup=self.root.get("setup", ""),
+            workdir=self._workdir(envs),
+            envs=envs,
+            secrets=tuple(secrets),
+            file_mounts=self._mounts(envs),
+            needs=self._needs(),
+            estimate=self.extra.get("estimate"),
+            checkpoint=self._checkpoint(),
+            outputs=self.extra.get("outputs", ()),
+            deadline=self.extra.get("deadline"),
+            priority=self.extra.get("priority", 0),
+            retry=self._retry(),
+            after=self.extra.get("after", ()),
+        )
+        cells = matrix.expand(base.name, axes, longest=MAX_NAME)
+        for name in (base.name, *(cell.name for cell in cells)):
+            if name in base.after:
+                at = self.extra.at("after")
+                fail(at, "freegpu.after", f"freegpu.after: {name} waits for itself")
+        specs = tuple(
+            replace(base, name=cell.name, envs={**envs, **cell.values}, cell=cell.values)
+            for cell in cells
+        )
+        return Loaded(specs=specs, notices=tuple(self.reading.notices), secrets=secrets)
+
+    def _default_name(self) -> str:
+        stem = self.path.stem
+        if stem in ("job", "task", ""):
+            stem = Path(os.path.abspath(self.path)).parent.name
+        try:
+            return job_name(stem)
+        except ValueError:
+            return "job"
+
+    # --- variables ---------------------------------------------------------------------------------
+
+    def _given(self, section: str, name: str) -> str:
+        """What the caller's environment holds for a variable that the file leaves open."""
+        node = self._at(section, name)
+        value = self.environ.get(name)
+        if value is None or (section == "secrets" and not value):
+            option = "set" if section == "envs" else "secret"
+            message = f"{section}.{name} is left open and {name} is not in the environment"
+            fail(
+                node, f"{section}.{name}", message, hint=f"add --{option} {name}=VALUE or export it"
+            )
+        here = Scalar(text=value, plain=False, origin=node.origin, line=node.line)
+        return Value().read(here, f"{section}.{name}", self.reading) or ""
+
+    def _at(self, section: str, name: str) -> Node:
+        inside = self.root.at(section)
+        entry = inside.entries.get(name) if isinstance(inside, Object) else None
+        return entry.key if entry else inside
+
+    def _envs(self, axes: Collection[str]) -> dict[str, str]:
+        envs: dict[str, str] = {}
+        for name, value in self.root.get("envs", {}).items():
+            if value is None and name in axes:
+                continue  # every cell brings its own value
+            envs[name] = self._given("envs", name) if value is None else value
+        return envs
+
+    def _secrets(self, axes: Collection[str]) -> dict[str, str]:
+        secrets: dict[str, str] = {}
+        for name, value in self.root.get("secrets", {}).items():
+            node = self._at("secrets", name)
+            for other, names in (("envs", self.root.get("envs", {})), ("freegpu.matrix", axes)):
+                if name in names:
+                    message = f"{name} stands in secrets and in {other}: a secret is never in clear"
+                    fail(node, f"secrets.{name}", message)
+            clear = self.root.at("secrets")
+            written = clear.get(name) if isinstance(clear, Object) else None
+            if value is not None and written and written.line:
+                text = f"secrets.{name} is written in clear in this file; null takes it from the environment"
+                self.reading.notice(node, text)
+            secrets[name] = self._given("secrets", name) if value is None else value
+        return secrets
+
+    # --- folders -----------------------------------------------------------------------------------
+
+    def _local(self, text: str, envs: Mapping[str, str]) -> str:
+        """An absolute path: ${VARIABLES} of envs filled in, ~ expanded, relative to the file's folder."""
+        text = _VARIABLE.sub(lambda m: envs.get(m[1] or m[2], m[0]), text)
+        home = self.environ.get("HOME")
+        if home and (text == "~" or text.startswith("~/")):
+            text = home + text[1:]
+        return os.path.abspath(os.path.join(self.path.parent, os.path.expanduser(text)))
+
+    def _workdir(self, envs: Mapping[str, str]) -> str:
+        text = self.root.get("workdir")
+        if text is None:
+            return ""
+        where = self._local(text, envs)
+        if not os.path.isdir(where):
+            what = "is not a folder" if os.path.exists(where) else "does not exist"
+            near = os.path.isdir(text) and not os.path.isabs(text)
+            hint = (
+                "it is looked for beside the YAML file, not where the command runs" if near else ""
+            )
+            fail(self.root.at("workdir"), "workdir", f"workdir: {where} {what}", hint=hint)
+        return where
+
+    def _mounts(self, envs: Mapping[str, str]) -> dict[str, str]:
+        mounts: dict[str, str] = {}
+        for target, source in self.root.get("file_mounts", {}).items():
+            where = mounts[target] = self._local(source, envs)
+            if not os.path.exists(where):
+                dotted = f"file_mounts.{target}"
+                fail(self._at("file_mounts", target), dotted, f"{dotted}: {where} does not exist")
+        return mounts
+
+    # --- what a place must have ------------------------------------------------------------------------
+
+    def _needs(self) -> Needs:
+        choice = self._choice()
+        vram = max(self.extra.get("vram", 0.0), choice.vram_gb)
+        if vram and choice.accelerators and all(a.card == "CPU" for a in choice.accelerators):
+            message = (
+                f"freegpu.vram asks for a card with {vram:g} GB, resources.accelerators for a CPU"
+            )
+            fail(self.extra.at("vram"), "freegpu.vram", message)
+        cpus = self._floor("cpus")
+        return Needs(
+            accelerators=choice.accelerators,
+            ordered=choice.ordered,
+            vram_gb=vram,
+            memory_gb=self._floor("memory", cpus),
+            cpus=cpus,
+            disk_gb=self._floor("disk_size"),
+            platforms=self.extra.get("platforms", ()),
+            workload=self.extra.get("workload", "general"),
+        )
+
+    def _choice(self) -> Choice:
+        """The cards of `accelerators`, or of all alternatives together."""
+        own: Choice = self.resources.get("accelerators", Choice())
+        names = [name for name in ("any_of", "ordered") if name in self.resources.values]
+        if not names:
+            return own
+        if len(names) == 2:
+            at = self.resources.at("ordered")
+            fail(at, "resources.ordered", "resources has any_of and ordered; choose one")
+        dotted = f"resources.{names[0]}"
+        cards: dict[Accelerator, None] = {}
+        sizes = []
+        for alternative in self.resources.get(names[0]):
+            choice: Choice = alternative.get("accelerators", own)
+            sizes.append(choice.vram_gb)
+            if not choice.accelerators and not choice.vram_gb:
+                cards[Accelerator(card="CPU")] = None  # SkyPilot: an alternative without a card
+            cards.update(dict.fromkeys(choice.accelerators))
+        if any(sizes) and cards:
+            at = self.resources.at(names[0])
+            fail(at, dotted, f"{dotted} mixes cards by name and by memory; name the cards")
+        # by memory alone: the smallest of the sizes will do
+        return Choice(
+            accelerators=tuple(cards),
+            ordered=names[0] == "ordered" and len(cards) > 1,
+            vram_gb=min(sizes, default=0.0),
+        )
+
+    def _floor(self, name: str, cpus: float = 0.0) -> float:
+        """The least amount of cpus, memory or disk: the largest that any alternative asks for."""
+        alternatives: Sequence[Section] = (
+            self.resources.get("any_of") or self.resources.get("ordered") or ()
+        )
+        asked = [self._amount(one, name, cpus) for one in (self.resources, *alternatives)]
+        if any(amount not in (0.0, max(asked)) for amount in asked[1:] or ()):
+            text = f"resources: {name} differs between alternatives; {max(asked):g} is asked for in all"
+            self.reading.notice(self.resources.node, text)
+        return max(asked)
+
+    def _amount(self, section: Section, name: str, cpus: float) -> float:
+        value: Any = section.get(name, 0.0)
+        if not isinstance(value, tuple):
+            return float(value)
+        unit, amount = value
+        if unit == "GB":
+            return float(amount)
+        if not cpus:
+            text = f"resources.memory: {amount:g}x has no effect without resources.cpus"
+            self.reading.notice(section.at(name), text)
+        return float(amount * cpus)
+
+    # --- freegpu -----------------------------------------------------------------------------------------
+
+    def _checkpoint(self) -> Checkpointing:
+        section: Section = self.extra.get("checkpoint", self.empty)
+        default = Checkpointing()
+        return Checkpointing(
+            path=section.get("path", default.path),
+            every_s=section.get("every", default.every_s),
+            keep=section.get("keep", default.keep),
+            grace_s=section.get("grace", default.grace_s),
+            window=section.get("window", default.window),
+        )
+
+    def _retry(self) -> Retry:
+        section: Section = self.extra.get("retry", self.empty)
+        default = Retry()
+        return Retry(
+            failures=section.get("failures", default.failures),
+            preemptions=section.get("preemptions", default.preemptions),
+        )
