@@ -189,6 +189,64 @@ class Entry:
     note: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewJob:
+    """A job before the ledger knows it."""
+
+    spec: JobSpec
+    #: SHA-256 of its code bundle; "": it has none
+    bundle: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """The newest word of a platform on one pool, in seconds of session time at rate 1."""
+
+    platform: str
+    account: str
+    pool: str
+    used_s: float
+    limit_s: float | None
+    resets_at: datetime | None
+    #: when it was true
+    as_of: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """How fast a job went on a card, by its own progress."""
+
+    job: str
+    card: str
+    workload: str
+    steps_per_s: float
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditEvent:
+    """One decision or change and the reason for it; "" where a name does not apply."""
+
+    id: int
+    at: datetime
+    action: str
+    message: str
+    job: str
+    attempt: str
+    session: str
+    platform: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blocked:
+    """A platform that is left alone for a while; `until` may have passed."""
+
+    platform: str
+    until: datetime
+    why: str
+
+
 class FigureSource(StrEnum):
     """Where a quota figure comes from, best first."""
 

@@ -1,0 +1,364 @@
+"""The second half of a tick: tickets, heartbeats, new sessions.
+
+The order is always the same: the ledger first, then the side effect, then the ledger again. So whatever dies
+in between, the next tick finds in the ledger what was meant, and finishes or closes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from freegpu import cards
+from freegpu.adapters.base import Adapter, Launch, Offer, Request
+from freegpu.agent import wire
+from freegpu.agent.stores.base import Store
+from freegpu.config import Settings
+from freegpu.errors import (
+    AdapterError,
+    AttendedError,
+    AuthError,
+    NoCapacityError,
+    QuotaExhaustedError,
+    RateLimitedError,
+    RejectedError,
+    StaleEpochError,
+    UnreachableError,
+)
+from freegpu.jobs import retry
+from freegpu.jobs.lifecycle import (
+    AttemptEvent,
+    AttemptState,
+    EndReason,
+    JobState,
+    SessionEvent,
+    SessionState,
+)
+from freegpu.jobs.model import Checkpointing
+from freegpu.orchestrator.home import load_secrets
+from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.mailbox import Mailbox
+from freegpu.orchestrator.model import Action, Assign, Attempt, Session, StartSession
+
+log = logging.getLogger(__name__)
+
+#: seconds between commits when neither the user nor a measurement says otherwise
+CHECKPOINT_EVERY_S = 600.0
+#: how long a platform is left alone after it said no, seconds
+PAUSE_S: Mapping[type[AdapterError], float] = {
+    NoCapacityError: 120.0,
+    QuotaExhaustedError: 3600.0,
+    RateLimitedError: 60.0,
+    AuthError: 3600.0,
+    RejectedError: 600.0,
+    AttendedError: 3600.0,
+    UnreachableError: 30.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Who this home is, and the agent that it sends out."""
+
+    home: Path
+    home_id: str
+    key: bytes
+    agent_path: Path
+    agent_sha256: str
+
+
+@dataclass(slots=True)
+class Actor:
+    """Carries out what was decided."""
+
+    ledger: Ledger
+    store: Store
+    adapters: Mapping[str, Adapter]
+    mailbox: Callable[[str], Mailbox]
+    identity: Identity
+    settings: Settings
+    now: Callable[[], datetime]
+    done: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    # --- what was decided -------------------------------------------------------------------------------
+
+    def act(self, action: Action) -> None:
+        """Carry out one action. A stale decision (somebody was quicker) is dropped, not an error."""
+        try:
+            if isinstance(action, StartSession):
+                self._start(action)
+            else:
+                self._assign(action)
+        except StaleEpochError as error:
+            self.problems.append(f"decision dropped: {error.message}")
+
+    def _assign(self, action: Assign) -> None:
+        attempt = self.ledger.allocate(
+            action.session, action.assignment.job, action.assignment.slot, why=action.why
+        )
+        self._post_run(self.ledger.session(action.session), attempt)
+        self.done.append(f"{attempt.id} goes to session {action.session}: {action.why}")
+
+    def _start(self, action: StartSession) -> None:
+        offer = action.offer
+        adapter = self.adapters[offer.platform]
+        session, attempts = self.ledger.plan_session(
+            platform=offer.platform,
+            account=offer.account,
+            offer=offer,
+            limit_s=offer.session_limit_s,
+            reserve_s=action.reserve_s,
+            jobs=[(a.job, a.slot) for a in action.assignments],
+            why=action.why,
+        )
+        for attempt in attempts:
+            self._post_run(session, attempt)
+        request = adapter.render(self._launch(session.id, offer))
+        try:
+            ref = adapter.start(request)
+        except UnreachableError as error:
+            # it may have been accepted: the next tick asks find() and adopts or closes the session
+            self._pause(offer.platform, error)
+            return
+        except AdapterError as error:
+            self._pause(offer.platform, error)
+            self._launch_failed(session, error)
+            return
+        self.ledger.session_event(
+            session.id, SessionEvent.ACCEPTED, ref=str(ref), started_at=self.now()
+        )
+        names = ", ".join(a.id for a in attempts)
+        self.done.append(
+            f"session {session.id} starts on {offer.platform} for {names}: {action.why}"
+        )
+
+    def _launch_failed(self, session: Session, error: AdapterError) -> None:
+        for attempt in self.ledger.attempts(session=session.id, open_only=True):
+            job = self.ledger.job(attempt.job)
+            self.ledger.end_attempt(
+                attempt.id,
+                reason=EndReason.LAUNCH_FAILED,
+                detail=error.message,
+                exit_code=None,
+                run_s=0.0,
+                lost_s=0.0,
+                outputs=None,
+                brought_checkpoint=False,
+                verdict=retry.decide(
+                    job.spec.retry,
+                    EndReason.LAUNCH_FAILED,
+                    failures=job.failures,
+                    preemptions=job.preemptions,
+                ),
+                not_before=None,
+                at=self.now(),
+            )
+        self.ledger.end_session(
+            session.id, reason=f"launch_failed: {error.message}", charged_s=0.0, at=self.now()
+        )
+
+    def _pause(self, platform: str, error: AdapterError) -> None:
+        seconds = next((s for kind, s in PAUSE_S.items() if isinstance(error, kind)), 60.0)
+        until = self.now() + timedelta(seconds=seconds)
+        if isinstance(error, RateLimitedError) and error.retry_after_s is not None:
+            until = self.now() + timedelta(seconds=error.retry_after_s)
+        if isinstance(error, QuotaExhaustedError) and error.resets_at is not None:
+            until = error.resets_at
+        self.ledger.block(platform, until, error.message)
+        self.problems.append(f"{platform}: {error.message}")
+
+    # --- tickets ----------------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Write the tickets that the ledger says should exist: new stops, and what a crash left unwritten."""
+        for session in self.ledger.sessions(open_only=True):
+            if session.state is SessionState.PLANNED:
+                continue
+            attempts = self.ledger.attempts(session=session.id)
+            self._repair_gap(session, attempts)
+            for attempt in attempts:
+                if attempt.state is AttemptState.ENDED:
+                    self._fence_zombie(session, attempt)
+                    continue
+                attempt = self._stop_if_pointless(attempt)
+                if attempt.state is AttemptState.ALLOCATED and not attempt.ticket_seq:
+                    self._post_run(session, attempt)
+                elif attempt.state is AttemptState.STOPPING and not attempt.stop_seq:
+                    self._post_stop(session, attempt)
+
+    def _stop_if_pointless(self, attempt: Attempt) -> Attempt:
+        """An attempt whose job is over or has a newer attempt only wastes its card."""
+        if attempt.state is AttemptState.STOPPING:
+            return attempt
+        job = self.ledger.job(attempt.job)
+        if job.state is JobState.ACTIVE and attempt.number == job.attempts:
+            return attempt
+        reason = EndReason.CANCELLED if job.state is JobState.CANCELLED else EndReason.SUPERSEDED
+        return self.ledger.attempt_event(attempt.id, AttemptEvent.STOP, stop_reason=reason)
+
+    def _fence_zombie(self, session: Session, attempt: Attempt) -> None:
+        """We gave this attempt up, but its session may still be alive and run it: tell it, once."""
+        alive = {str(slot.get("attempt")) for slot in session.beat.get("slots") or ()}
+        if attempt.id in alive and not attempt.stop_seq and session.silent_polls == 0:
+            self._post_stop(session, attempt)
+
+    def _post_run(self, session: Session, attempt: Attempt) -> None:
+        seq = self.ledger.next_inbox(session.id)
+        self.ledger.note_attempt(attempt.id, ticket_seq=seq)
+        self.mailbox(session.id).post(seq, self._run_ticket(session, attempt))
+
+    def _post_stop(self, session: Session, attempt: Attempt) -> None:
+        ticket = self._stop_ticket(attempt, bump=True)
+        seq = self.ledger.next_inbox(session.id)
+        self.ledger.note_attempt(attempt.id, stop_seq=seq)
+        self.mailbox(session.id).post(seq, ticket)
+        self.done.append(f"{attempt.id} is asked to stop ({attempt.stop_reason or 'fenced'})")
+
+    def _stop_ticket(self, attempt: Attempt, *, bump: bool) -> dict[str, Any]:
+        if attempt.stop_reason is EndReason.CANCELLED:
+            return wire.cancel_ticket(attempt.job, attempt.epoch)
+        job = self.ledger.job(attempt.job)
+        # strictly higher, and durable before the ticket is: an agent obeys nothing else
+        epoch = job.epoch if job.epoch > attempt.epoch else 0
+        if not epoch:
+            epoch = self.ledger.bump_epoch(attempt.job) if bump else attempt.epoch + 1
+        return wire.stop_ticket(
+            attempt.job, epoch, str(attempt.stop_reason or EndReason.SUPERSEDED)
+        )
+
+    def _run_ticket(self, session: Session, attempt: Attempt) -> dict[str, Any]:
+        job = self.ledger.job(attempt.job)
+        spec, key = job.spec, self.session_key(session.id)
+        values = load_secrets(self.identity.home, spec.secrets_ref)
+        base = job.checkpoint if attempt.base_epoch else None
+        return wire.Run(
+            job=job.id,
+            attempt=attempt.id,
+            number=attempt.number,
+            epoch=attempt.epoch,
+            slot=attempt.slot,
+            name=job.name,
+            run=spec.run,
+            setup=spec.setup,
+            envs=dict(spec.envs),
+            secrets=wire.seal(key, secrets.token_bytes(16), values) if values else "",
+            bundle=job.bundle,
+            base=wire.Base(
+                key=base.key, sha256=base.sha256, epoch=base.epoch, generation=base.generation
+            )
+            if base
+            else None,
+            checkpoint_path=spec.checkpoint.path,
+            checkpoint_every_s=checkpoint_every(spec.checkpoint),
+            keep=spec.checkpoint.keep,
+            grace_s=spec.checkpoint.grace_s,
+            window=spec.checkpoint.window,
+            outputs=spec.outputs,
+        ).to_json()
+
+    def _repair_gap(self, session: Session, attempts: list[Attempt]) -> None:
+        """A seq that was taken but never written would block the inbox for ever: write it now."""
+        handled = int(session.beat.get("inbox_seq") or 0)
+        mailbox = self.mailbox(session.id)
+        for seq in range(handled + 1, session.inbox_next):
+            if mailbox.posted(seq):
+                continue
+            owner = next((a for a in attempts if seq in (a.ticket_seq, a.stop_seq)), None)
+            if owner is None or (owner.state is AttemptState.ENDED and owner.ticket_seq == seq):
+                mailbox.post(seq, {"kind": "nothing"})
+            elif owner.ticket_seq == seq:
+                mailbox.post(seq, self._run_ticket(session, owner))
+            else:
+                mailbox.post(seq, self._stop_ticket(owner, bump=False))
+
+    # --- sessions ---------------------------------------------------------------------------------------
+
+    def release_idle(self, waiting: bool) -> None:
+        """Quota runs while a session idles: one that has nothing to do and draws on a pool is ended.
+
+        `waiting`: some job could still use it, so it is kept.
+        """
+        for session in self.ledger.sessions(open_only=True):
+            if session.state is not SessionState.LIVE or not session.pool or waiting:
+                continue
+            if session.beat.get("state") != "idle" or session.silent_polls:
+                continue
+            if self.ledger.attempts(session=session.id, open_only=True):
+                continue
+            seq = self.ledger.next_inbox(session.id)
+            self.ledger.session_event(session.id, SessionEvent.ASK_END, reason="nothing to do")
+            self.mailbox(session.id).post(seq, wire.drain_ticket())
+            self.done.append(
+                f"session {session.id} on {session.platform} has nothing to do and ends"
+            )
+
+    def answer(self) -> None:
+        """Our heartbeat to every session that listens, with what we have handled and confirmed."""
+        for session in self.ledger.sessions(open_only=True):
+            if session.state not in (SessionState.LIVE, SessionState.ENDING):
+                continue
+            confirmed = {}
+            for attempt in self.ledger.attempts(session=session.id, open_only=True):
+                checkpoint = self.ledger.job(attempt.job).checkpoint
+                if checkpoint is not None and checkpoint.attempt == attempt.id:
+                    confirmed[attempt.id] = checkpoint.generation
+            counter = session.our_counter + 1
+            self.ledger.note_session(session.id, our_counter=counter)
+            self.mailbox(session.id).answer(counter, session.outbox_seen, confirmed)
+
+    def session_key(self, session: str) -> bytes:
+        """The key that signs this session's messages."""
+        return wire.session_key(self.identity.key, session)
+
+    def request(self, action: StartSession) -> Request:
+        """What would be sent to the platform; the session's id is a placeholder."""
+        launch = self._launch("s-rehearsal", action.offer)
+        hidden = replace(launch.profile, key="0" * 64)
+        return self.adapters[action.offer.platform].render(replace(launch, profile=hidden))
+
+    def _launch(self, session: str, offer: Offer) -> Launch:
+        devices = offer.devices or tuple(str(index) for index in range(offer.count))
+        slots = tuple(
+            wire.Slot(
+                index=index,
+                card=offer.card,
+                gpus=() if offer.card == "CPU" else (devices[index],),
+                vram_gb=offer.vram_gb,
+                precision=cards.precision(offer.card),
+            )
+            for index in range(offer.count)
+        )
+        work = self.identity.home / "sessions" / session / "work"
+        profile = wire.Profile(
+            session=session,
+            home=self.identity.home_id,
+            platform=offer.platform,
+            key=self.session_key(session).hex(),
+            store=self.settings.store,
+            work=str(work),
+            slots=slots,
+            limit_s=offer.session_limit_s,
+            idle_s=self.settings.idle_s,
+            poll_s=self.settings.poll_s,
+            beat_s=self.settings.beat_s,
+            margin_s=self.settings.margin_s,
+        )
+        return Launch(
+            key=session,
+            offer=offer,
+            profile=profile,
+            agent_path=str(self.identity.agent_path),
+            agent_sha256=self.identity.agent_sha256,
+            agent_key=wire.agent_key(self.identity.agent_sha256),
+        )
+
+
+def checkpoint_every(checkpoint: Checkpointing) -> float:
+    """Seconds between commits: the user's word, or ten minutes."""
+    return checkpoint.every_s if checkpoint.every_s is not None else CHECKPOINT_EVERY_S

@@ -1,0 +1,48 @@
+"""`freegpu up`: ticks at an even pace until it is asked to stop. The only user of APScheduler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from freegpu.errors import FreeGPUError, LedgerBusyError
+from freegpu.orchestrator.operations import Workspace
+from freegpu.orchestrator.views import Ticked
+
+
+def run(workspace: Workspace, *, stop: threading.Event, on_tick: Callable[[Ticked], None]) -> None:
+    """Hold the orchestrator lock and tick every `tick_s` seconds until `stop` is set.
+
+    One slow tick delays the next; ticks never overlap and missed ones are not made up for. A tick that
+    fails is reported through `on_tick` and tried again. LedgerBusyError: another process holds the lock.
+    """
+    with workspace.orchestrating("freegpu up") as holder:
+        if holder is not None:
+            raise LedgerBusyError(
+                f"{holder} is the orchestrator of this home already",
+                hint="stop it first, or just use it: every command works beside it",
+            )
+
+        def tick() -> None:
+            try:
+                on_tick(workspace.tick_held())
+            except FreeGPUError as error:
+                on_tick(Ticked(did=False, errors=(f"{error}",)))
+
+        scheduler = BackgroundScheduler(timezone="UTC")
+        scheduler.add_job(
+            tick,
+            "interval",
+            seconds=workspace.settings.tick_s,
+            max_instances=1,
+            coalesce=True,
+            misfire_grace_time=None,
+        )
+        tick()
+        scheduler.start()
+        try:
+            stop.wait()
+        finally:
+            scheduler.shutdown(wait=True)

@@ -1,0 +1,279 @@
+"""The first half of a tick: what the platforms and the agents say, written into the ledger.
+
+Nothing is concluded from a word we do not know, from a clock of somebody else, or from one silent poll.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from freegpu import cards
+from freegpu.adapters.base import Adapter, Observation, PlatformState, SessionRef
+from freegpu.agent.stores.base import StoreError
+from freegpu.errors import AdapterError
+from freegpu.jobs.lifecycle import (
+    AttemptEvent,
+    AttemptState,
+    EndReason,
+    SessionEvent,
+    SessionState,
+)
+from freegpu.jobs.model import Needs
+from freegpu.orchestrator.events import AVOID_S, EventDesk
+from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.mailbox import Mailbox
+from freegpu.orchestrator.model import Attempt, Session
+
+log = logging.getLogger(__name__)
+
+#: a session that was accepted must say hello within its start delay times this, plus START_S
+START_FACTOR, START_S = 3.0, 120.0
+#: while the platform itself says "running", silence needs this many times more polls to mean anything
+TRUST = 5
+
+
+@dataclass(slots=True)
+class Observer:
+    """Reads the world once. `silent_polls`: how many unmoved polls are silence; `poll_gap_s`: the least
+    time between two polls that both count."""
+
+    ledger: Ledger
+    adapters: Mapping[str, Adapter]
+    mailbox: Callable[[str], Mailbox]
+    desk: EventDesk
+    now: Callable[[], datetime]
+    silent_polls: int
+    poll_gap_s: float
+
+    def run(self) -> list[str]:
+        """Observe every open session; returns problems, as sentences."""
+        problems: list[str] = []
+        by_platform: dict[str, list[Session]] = defaultdict(list)
+        for session in self.ledger.sessions(open_only=True):
+            by_platform[session.platform].append(session)
+        for platform, sessions in by_platform.items():
+            adapter = self.adapters.get(platform)
+            seen: Mapping[SessionRef, Observation] = {}
+            if adapter is None:
+                problems.append(
+                    f"platform {platform} is not configured any more; its sessions are watched by heartbeat only"
+                )
+            else:
+                try:
+                    sessions = [self._adopt(adapter, session) for session in sessions]
+                    refs = [SessionRef(s.ref) for s in sessions if s.ref and s.state.open]
+                    seen = adapter.observe(refs) if refs else {}
+                except AdapterError as error:
+                    problems.append(f"{platform}: {error.message}")
+            for session in sessions:
+                if not session.state.open:
+                    continue
+                try:
+                    self._one(session, seen.get(SessionRef(session.ref)) if session.ref else None)
+                except StoreError as error:
+                    # not our agent's silence: we cannot hear, so nobody is judged
+                    problems.append(str(error))
+        return list(dict.fromkeys(problems))
+
+    def _adopt(self, adapter: Adapter, session: Session) -> Session:
+        """A planned session is what a crash between plan and start leaves behind: find it or close it."""
+        if session.state is not SessionState.PLANNED or session.ref:
+            return session
+        ref = adapter.find(session.key)
+        if ref is not None:
+            return self.ledger.session_event(
+                session.id, SessionEvent.ACCEPTED, ref=ref, started_at=session.created_at
+            )
+        self.finish(session, EndReason.LAUNCH_FAILED, "it was never started", charged_s=0.0)
+        return self.ledger.session(session.id)
+
+    def _one(self, session: Session, observation: Observation | None) -> None:
+        over = observation is not None and observation.state in (
+            PlatformState.ENDED,
+            PlatformState.GONE,
+        )
+        if observation is not None and observation.raw != session.raw_state:
+            self.ledger.note_session(session.id, raw_state=observation.raw)
+        if observation is not None and observation.state is PlatformState.UNKNOWN:
+            session = self.ledger.session_event(
+                session.id, SessionEvent.UNKNOWN_WORD, raw_state=observation.raw
+            )
+        session, beat = self._listen(session)
+        session = self._read_events(session, last_call=over)
+        if beat is not None and beat.get("state") == "ended" and self._all_read(session, beat):
+            self.finish(session, EndReason.LOST, "its agent has ended", charged_s=_uptime(beat))
+        elif over and observation is not None:
+            self._over(session, observation)
+        elif self._silent(session, observation):
+            self._fence(session, "its agent has been silent")
+        elif self._never_came(session):
+            self._fence(session, "its agent never said hello", reason=EndReason.LAUNCH_FAILED)
+
+    # --- the mailbox -----------------------------------------------------------------------------------
+
+    def _listen(self, session: Session) -> tuple[Session, Mapping[str, Any] | None]:
+        """Hello and heartbeat. A counter that moved is life; everything else is one more silent poll."""
+        mailbox, now = self.mailbox(session.id), self.now()
+        if session.live_at is None:
+            hello = mailbox.hello()
+            if hello is not None:
+                session = self.ledger.session_event(
+                    session.id,
+                    SessionEvent.HELLO,
+                    live_at=now,
+                    started_at=session.started_at or now,
+                    card_seen=str(hello.get("card") or session.card),
+                )
+                self._check_card(session)
+        beat = mailbox.beat()
+        counter = beat.get("counter") if beat else None
+        if beat is not None and isinstance(counter, int) and counter > session.beat_counter:
+            self.ledger.note_session(
+                session.id, beat=beat, beat_counter=counter, silent_polls=0, polled_at=now
+            )
+            self._note_progress(session, beat)
+        elif session.polled_at is None or self._counts(session.polled_at, now):
+            self.ledger.note_session(
+                session.id, silent_polls=session.silent_polls + 1, polled_at=now
+            )
+        return self.ledger.session(session.id), beat
+
+    def _check_card(self, session: Session) -> None:
+        """Platforms substitute cards silently: a job that cannot use what came is taken off at once."""
+        if session.card_seen == session.card:
+            return
+        self.ledger.record(
+            "card_differs",
+            f"{session.card} was asked for, {session.card_seen} came",
+            session=session.id,
+            platform=session.platform,
+        )
+        for attempt in self.ledger.attempts(session=session.id, open_only=True):
+            needs = self.ledger.job(attempt.job).spec.needs
+            why = unsuitable(needs, session.card_seen)
+            if why and attempt.state is not AttemptState.STOPPING:
+                self.ledger.avoid(
+                    attempt.job, session.platform, why, self.now() + timedelta(seconds=AVOID_S)
+                )
+                self.ledger.attempt_event(
+                    attempt.id, AttemptEvent.STOP, stop_reason=EndReason.WRONG_CARD
+                )
+
+    def _counts(self, polled_at: datetime, now: datetime) -> bool:
+        """Whether enough time passed since the last poll that counted; a clock set back counts as enough."""
+        gap = (now - polled_at).total_seconds()
+        return gap >= self.poll_gap_s or gap < 0
+
+    def _note_progress(self, session: Session, beat: Mapping[str, Any]) -> None:
+        attempts = {a.id: a for a in self.ledger.attempts(session=session.id, open_only=True)}
+        for slot in beat.get("slots") or ():
+            attempt = attempts.get(str(slot.get("attempt") or ""))
+            if attempt is not None and slot.get("progress"):
+                self.desk.note_progress(attempt, slot["progress"])
+
+    def _read_events(self, session: Session, *, last_call: bool) -> Session:
+        for event in self.mailbox(session.id).events(session.outbox_seen):
+            if not self.desk.apply(session, event, last_call=last_call):
+                break
+            self.ledger.note_session(session.id, outbox_seen=event["seq"])
+        return self.ledger.session(session.id)
+
+    def _all_read(self, session: Session, beat: Mapping[str, Any]) -> bool:
+        return session.outbox_seen >= int(beat.get("outbox_seq") or 0)
+
+    # --- judgements ------------------------------------------------------------------------------------
+
+    def _patience(self, session: Session) -> int:
+        jobs = [
+            self.ledger.job(a.job) for a in self.ledger.attempts(session=session.id, open_only=True)
+        ]
+        return max((job.patience for job in jobs), default=1)
+
+    def _silent(self, session: Session, observation: Observation | None) -> bool:
+        if session.live_at is None or session.silent_polls < self.silent_polls:
+            return False
+        sure = observation is not None and observation.state is PlatformState.RUNNING
+        return session.silent_polls >= self.silent_polls * self._patience(session) * (
+            TRUST if sure else 1
+        )
+
+    def _never_came(self, session: Session) -> bool:
+        if session.live_at is not None or session.state is SessionState.PLANNED:
+            return False
+        since = session.started_at or session.created_at
+        allowed = START_S + START_FACTOR * session.offer.start_delay_s
+        return self.now() - since > timedelta(seconds=allowed)
+
+    def _over(self, session: Session, observation: Observation) -> None:
+        reason, detail = EndReason.LOST, observation.detail or "the platform says it has ended"
+        if session.live_at is None:
+            reason = EndReason.LAUNCH_FAILED
+            detail = observation.detail or "it ended before its agent said hello"
+        if observation.reason:
+            reason = EndReason(observation.reason)
+        charged = observation.used_s if observation.used_s is not None else self._elapsed(session)
+        self.finish(session, reason, detail, charged_s=charged)
+
+    def _elapsed(self, session: Session) -> float:
+        if session.started_at is None:
+            return 0.0
+        elapsed = max(0.0, (self.now() - session.started_at).total_seconds())
+        return elapsed if session.limit_s is None else min(elapsed, session.limit_s)
+
+    def _fence(self, session: Session, detail: str, reason: EndReason = EndReason.LOST) -> None:
+        """We do not believe in it any more. Its attempts end now; the platform is asked to end it too."""
+        self._end_attempts(session, reason, detail)
+        adapter = self.adapters.get(session.platform)
+        if adapter is None or not adapter.capabilities.stop or not session.ref:
+            self.finish(session, reason, detail, charged_s=self._elapsed(session))
+            return
+        if session.state is not SessionState.ENDING:
+            self.ledger.session_event(session.id, SessionEvent.ASK_END, reason=detail)
+        try:
+            adapter.stop(SessionRef(session.ref))
+        except AdapterError as error:
+            log.warning("stop %s: %s", session.id, error, extra={"action": "stop_failed"})
+
+    def finish(self, session: Session, reason: EndReason, detail: str, *, charged_s: float) -> None:
+        """The session is over: end what it still held, release its reserve, charge it; once."""
+        self._end_attempts(session, reason, detail)
+        self.ledger.end_session(
+            session.id, reason=f"{reason}: {detail}", charged_s=charged_s, at=self.now()
+        )
+
+    def _end_attempts(self, session: Session, reason: EndReason, detail: str) -> None:
+        session = self.ledger.session(session.id)
+        for attempt in self.ledger.attempts(session=session.id, open_only=True):
+            died_at = self._last_life(session, attempt)
+            why = attempt.stop_reason if attempt.stop_reason is EndReason.CANCELLED else reason
+            self.desk.end_attempt(attempt, reason=why, detail=detail, died_at=died_at)
+
+    def _last_life(self, session: Session, attempt: Attempt) -> datetime:
+        """When the attempt was last known to live: its session's last heartbeat that we saw."""
+        uptime = _uptime(session.beat)
+        if session.live_at is None or session.started_at is None or not uptime:
+            return attempt.started_at or attempt.created_at
+        return min(self.now(), session.started_at + timedelta(seconds=uptime))
+
+
+def unsuitable(needs: Needs, card: str) -> str:
+    """Why a job with these needs cannot use this card; "" if it can."""
+    names = [a.card for a in needs.accelerators]
+    if names and card not in names:
+        return f"{card} came instead of {' or '.join(names)}"
+    if card == "CPU":
+        return "" if needs.allows_cpu else "no card came, and the job needs one"
+    facts = cards.find(card)
+    if needs.vram_gb and facts is not None and facts.vram_gb < needs.vram_gb:
+        return f"{card} came with {facts.vram_gb:g} GB; the job needs {needs.vram_gb:g} GB"
+    return ""
+
+
+def _uptime(beat: Mapping[str, Any]) -> float:
+    value = beat.get("uptime_s")
+    return max(0.0, float(value)) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,569 @@
+"""What a user can ask for, one method each: the only door between the command line and the rest.
+
+A Workspace is one home: its settings, ledger, store and platforms, each opened when it is first needed.
+Methods return values of `views` and raise FreeGPUError; they print nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from freegpu import cards
+from freegpu.adapters import registry, wrappers
+from freegpu.adapters.base import Adapter
+from freegpu.agent import wire
+from freegpu.agent.stores.base import Store, StoreError
+from freegpu.clock import Clock, SystemClock, utc
+from freegpu.config import Settings
+from freegpu.errors import (
+    InvalidTransitionError,
+    LedgerBusyError,
+    NotReadyError,
+    SharedStoreError,
+)
+from freegpu.jobs import bundle
+from freegpu.jobs import spec as job_spec
+from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState
+from freegpu.jobs.model import JobSpec
+from freegpu.orchestrator import agent_archive, checkup, placement, reports, results
+from freegpu.orchestrator.act import Identity
+from freegpu.orchestrator.collect import Collector, remove_tree, tree_size
+from freegpu.orchestrator.home import (
+    Holder,
+    current_holder,
+    home_key,
+    make_home,
+    orchestrator_lock,
+    save_secrets,
+    submission_lock,
+)
+from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.model import Job, NewJob, Place, Score, Waiting
+from freegpu.orchestrator.reconcile import Reconciler
+from freegpu.orchestrator.shared import open_shared
+from freegpu.orchestrator.views import (
+    BundleInfo,
+    Check,
+    DryRun,
+    Garbage,
+    Initialised,
+    JobDetail,
+    JobView,
+    LogChunk,
+    PlatformView,
+    Pulled,
+    Status,
+    Submitted,
+    Ticked,
+    Why,
+)
+
+#: ended jobs that `status` still shows
+RECENT = 10
+#: seconds between looks while following or waiting
+LOOK_S = 0.5
+#: how long a command waits for another command's tick to end before it goes on without
+PATIENCE_S = 10.0
+
+
+class Workspace:
+    """One home, opened. Use as a context manager."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self._stack = contextlib.ExitStack()
+
+    @classmethod
+    def open(cls, settings: Settings, *, clock: Clock | None = None) -> Workspace:
+        """Open (and on first use make) the home. ConfigError, LedgerError: it cannot be used."""
+        make_home(settings.home)
+        return cls(settings, clock or SystemClock())
+
+    def close(self) -> None:
+        """Close whatever was opened; twice is fine."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- parts, opened on use ---------------------------------------------------------------------------
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of this home."""
+        ledger = Ledger.open(self.settings.db, clock=self.clock)
+        self._stack.callback(ledger.close)
+        return ledger
+
+    @cached_property
+    def home_id(self) -> str:
+        """The name of this home in stores that it uses."""
+        return self.ledger.meta("home") or self.ledger.set_meta(
+            "home", f"h-{secrets.token_hex(6)}", if_absent=True
+        )
+
+    @cached_property
+    def store(self) -> Store:
+        """The shared store, checked to be ours."""
+        return open_shared(self.settings, self.ledger, self.home_id)
+
+    @cached_property
+    def adapters(self) -> dict[str, Adapter]:
+        """One adapter a configured platform."""
+        found: dict[str, Adapter] = {}
+        for name, platform in self.settings.platforms.items():
+            adapter = registry.create(
+                name, platform.adapter, platform.options, home=self.settings.home, clock=self.clock
+            )
+            found[name] = wrappers.wrap(adapter, clock=self.clock)
+            self._stack.callback(adapter.close)
+        return found
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Who we are, and the agent that we send out (laid into the store)."""
+        path, digest = agent_archive.build(self.settings.home / "cache")
+        with _store_errors():
+            self.store.put_new(wire.agent_key(digest), path)
+        return Identity(
+            home=self.settings.home,
+            home_id=self.home_id,
+            key=home_key(self.settings.home),
+            agent_path=path,
+            agent_sha256=digest,
+        )
+
+    @cached_property
+    def reconciler(self) -> Reconciler:
+        """What ticks."""
+        return Reconciler(
+            ledger=self.ledger,
+            store=self.store,
+            adapters=self.adapters,
+            identity=self.identity,
+            settings=self.settings,
+            now=lambda: utc(self.clock),
+        )
+
+    # --- the tick ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def orchestrating(self, command: str) -> Iterator[Holder | None]:
+        """Hold the orchestrator lock; yields who holds it if it is not us."""
+        since = utc(self.clock).isoformat(timespec="seconds")
+        with orchestrator_lock(self.settings.home, command=command, since=since) as holder:
+            yield holder
+
+    def tick_held(self) -> Ticked:
+        """One tick by somebody who holds the lock."""
+        report = self.reconciler.tick()
+        return Ticked(did=True, actions=report.actions, errors=report.problems)
+
+    def tick(self, *, block: bool = False, command: str = "freegpu tick") -> Ticked:
+        """One tick, unless somebody else is the orchestrator.
+
+        `block`: if it is another command in the middle of its tick, wait for it; never for a daemon.
+        """
+        deadline = time.monotonic() + (PATIENCE_S if block else 0.0)
+        while True:
+            with self.orchestrating(command) as holder:
+                if holder is None:
+                    return self.tick_held()
+            if "up" in holder.command.split() or time.monotonic() >= deadline:
+                return Ticked(did=False, holder=str(holder))
+            self.clock.sleep(0.05)
+
+    def tick_if_needed(self) -> Ticked:
+        """What every command does first: move things on if there is open work and nobody else does it."""
+        holder = current_holder(self.settings.home)
+        if holder is not None:
+            return Ticked(did=False, holder=str(holder))
+        counts = self.ledger.job_counts()
+        if not counts.get(JobState.PENDING) and not self.ledger.sessions(open_only=True):
+            return Ticked(did=False)
+        return self.tick()
+
+    # --- asking for work --------------------------------------------------------------------------------
+
+    def init(self) -> Initialised:
+        """Make the home ready: ledger, key, store, platforms."""
+        created = not (self.settings.home / "key").exists()
+        home_key(self.settings.home)
+        _ = self.store
+        return Initialised(
+            home=str(self.settings.home),
+            store=self.settings.store,
+            db=self.settings.db,
+            platforms=tuple(self.adapters),
+            created=created,
+        )
+
+    def submit(
+        self,
+        path: str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        environ: Mapping[str, str],
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> Submitted:
+        """Read a job spec, pack its working folder, and put its jobs into the ledger. Does not tick.
+
+        JobSpecError, WorkdirError: nothing was submitted.
+        """
+        loaded = self._load(path, overrides, environ)
+        first = loaded.specs[0]
+        with submission_lock(self.settings.home, alone=False):
+            info, notices = self._pack(first, on_progress)
+            ref = save_secrets(self.settings.home, loaded.secrets) if loaded.secrets else ""
+            new = [
+                NewJob(spec=replace(spec, secrets_ref=ref), bundle=info.sha256 if info else "")
+                for spec in loaded.specs
+            ]
+            jobs = self.ledger.add_jobs(new, why="submitted")
+        return Submitted(jobs=tuple(jobs), notices=(*loaded.notices, *notices), bundle=info)
+
+    def _load(
+        self, path: str | Path, overrides: Sequence[str], environ: Mapping[str, str]
+    ) -> job_spec.Loaded:
+        return job_spec.load(
+            path,
+            overrides=overrides,
+            environ=environ,
+            platforms=tuple(self.settings.platforms),
+            workloads=cards.WORKLOADS,
+        )
+
+    def _plan(self, spec: JobSpec) -> bundle.Plan | None:
+        if not spec.workdir and not spec.file_mounts:
+            return None
+        return bundle.plan(
+            spec.workdir,
+            spec.file_mounts,
+            limit=int(self.settings.workdir_limit_gb * 1e9),
+            leave_out={str(self.settings.home): "the freegpu home itself"},
+        )
+
+    def _pack(
+        self, spec: JobSpec, on_progress: Callable[[str, int, int], None] | None
+    ) -> tuple[BundleInfo | None, tuple[str, ...]]:
+        plan = self._plan(spec)
+        if plan is None:
+            return None, ()
+        with tempfile.TemporaryDirectory(dir=self.settings.home, prefix=".bundle-") as folder:
+            packed = bundle.write(plan, Path(folder) / "bundle.tar.gz")
+            if on_progress is not None:
+                on_progress("upload", 0, packed.size)
+            with _store_errors():
+                fresh = self.store.put_new(
+                    wire.input_key(packed.sha256), Path(folder) / "bundle.tar.gz"
+                )
+            if on_progress is not None:
+                on_progress("upload", packed.size, packed.size)
+        info = BundleInfo(
+            sha256=packed.sha256, size=packed.size, files=packed.files, reused=not fresh
+        )
+        return info, tuple(map(str, plan.skipped))
+
+    def dry_run(
+        self, path: str | Path, *, overrides: Sequence[str] = (), environ: Mapping[str, str]
+    ) -> DryRun:
+        """What submit would do, and where the jobs would go; changes nothing."""
+        loaded = self._load(path, overrides, environ)
+        plan = self._plan(loaded.specs[0])
+        snapshot = self.reconciler.snapshot(always=True)
+        now = utc(self.clock)
+        scores: list[tuple[str, tuple[Score, ...]]] = []
+        requests = {}
+        for index, spec in enumerate(loaded.specs):
+            waiting = _as_waiting(spec, index, now=now)
+            alone = replace(snapshot, waiting=(waiting,))
+            scores.append((spec.name, tuple(placement.explain(waiting, alone, now))))
+            for request in self.reconciler.rehearse(placement.decide(alone, now)):
+                requests.setdefault(*request)
+        entries = plan.entries if plan else ()
+        largest = sorted(((e.name, e.size) for e in entries), key=lambda e: (-e[1], e[0]))[:5]
+        return DryRun(
+            specs=loaded.specs,
+            notices=(*loaded.notices, *(map(str, plan.skipped) if plan else ())),
+            files=plan.files if plan else 0,
+            size=plan.size if plan else 0,
+            largest=tuple(largest),
+            scores=tuple(scores),
+            requests=tuple(requests.items()),
+        )
+
+    def cancel(self, jobs: Sequence[str]) -> tuple[JobView, ...]:
+        """Cancel jobs; running attempts are asked to stop by the next tick.
+
+        Every id is resolved before the first is cancelled. InvalidTransitionError: one has ended already.
+        """
+        found = [self.ledger.resolve(job) for job in jobs]
+        for job in found:
+            if job.state.final:
+                raise InvalidTransitionError(
+                    f"{job.name} ({job.id}) has {job.state} already; there is nothing to cancel",
+                    hint="`freegpu jobs` shows what is still open",
+                )
+        at = utc(self.clock)
+        return reports.job_views(
+            self.ledger, [self.ledger.cancel_job(job.id, at=at) for job in found]
+        )
+
+    def retry(self, job: str, *, from_scratch: bool = False) -> JobView:
+        """Try a failed or cancelled job again, from its newest checkpoint unless `from_scratch`."""
+        found = self.ledger.resolve(job)
+        if found.state not in (JobState.FAILED, JobState.CANCELLED):
+            raise InvalidTransitionError(
+                f"{found.name} ({found.id}) is {found.state}; only failed and cancelled jobs are retried",
+                hint="submit it again for a fresh run",
+            )
+        return self._view(self.ledger.retry_job(found.id, from_scratch=from_scratch))
+
+    def interrupt(self, job: str) -> JobView:
+        """Rehearse a preemption: the running attempt is asked to save and stop, and the job goes on elsewhere."""
+        found = self.ledger.resolve(job)
+        open_attempts = self.ledger.attempts(job=found.id, open_only=True)
+        if found.state is not JobState.ACTIVE or not open_attempts:
+            raise NotReadyError(
+                f"{found.name} ({found.id}) is {found.state}; only a running job can be interrupted",
+                hint=f"`freegpu show {found.id}` tells where it stands",
+            )
+        if open_attempts[-1].state is not AttemptState.STOPPING:
+            self.ledger.attempt_event(
+                open_attempts[-1].id, AttemptEvent.STOP, stop_reason=EndReason.PREEMPTED
+            )
+        return self._view(self.ledger.job(found.id))
+
+    # --- looking ----------------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """Platforms with quota, open sessions, open jobs and the last few that ended."""
+        now = utc(self.clock)
+        sessions = self.ledger.sessions(open_only=True)
+        problems: list[str] = []
+        places = self._places(problems)
+        jobs = self.ledger.jobs(states=[JobState.PENDING, JobState.ACTIVE])
+        ended = self.ledger.jobs(
+            states=[s for s in JobState if s.final], limit=RECENT, newest_first=True
+        )
+        return Status(
+            platforms=reports.platform_views(places, self.adapters, problems),
+            sessions=reports.session_views(self.ledger, sessions, now),
+            jobs=reports.job_views(self.ledger, [*jobs, *reversed(ended)]),
+            counts={str(state): count for state, count in self.ledger.job_counts().items()},
+            orchestrator=str(current_holder(self.settings.home) or ""),
+            problems=tuple(problems),
+        )
+
+    def _places(self, problems: list[str]) -> list[Place]:
+        return self.reconciler.places(self.ledger.sessions(open_only=True), problems)
+
+    def platforms(self) -> tuple[PlatformView, ...]:
+        """The quota view alone."""
+        problems: list[str] = []
+        return reports.platform_views(self._places(problems), self.adapters, problems)
+
+    def jobs(
+        self, states: Collection[JobState] | None = None, limit: int | None = None
+    ) -> tuple[JobView, ...]:
+        """Jobs, oldest first; with `limit` the newest ones."""
+        found = self.ledger.jobs(states=states, limit=limit, newest_first=limit is not None)
+        return reports.job_views(self.ledger, found[::-1] if limit is not None else found)
+
+    def show(self, job: str) -> JobDetail:
+        """Everything about one job."""
+        found = self.ledger.resolve(job)
+        return JobDetail(
+            job=self._view(found),
+            spec=found.spec,
+            attempts=tuple(self.ledger.attempts(job=found.id)),
+            checkpoints=tuple(self.ledger.checkpoints(found.id)),
+            events=tuple(self.ledger.events(job=found.id)),
+        )
+
+    def why(self, job: str) -> Why:
+        """Why a job is where it is, and for every platform why it was chosen or not."""
+        found = self.ledger.resolve(job)
+        now = utc(self.clock)
+        snapshot = self.reconciler.snapshot(always=True)
+        waiting = next((w for w in snapshot.waiting if w.id == found.id), None)
+        if waiting is None:
+            # it runs or has ended: what would each place mean for it now?
+            waiting = _as_waiting(found.spec, found.seq, now=now, job=found)
+        scores = placement.explain(waiting, snapshot, now)
+        best = next((s for s in scores if s.feasible), None)
+        chosen = f"{best.platform} {best.card}" if best else ""
+        return Why(
+            job=self._view(found),
+            sentence=reports.sentence(self.ledger, found, chosen, now),
+            scores=tuple(scores),
+        )
+
+    def log_chunks(
+        self, job: str, *, attempt: int | None = None, follow: bool = False
+    ) -> Iterator[LogChunk]:
+        """A job's output; with `follow` over all hops until it is over, ticking if nobody else does."""
+        found = self.ledger.resolve(job)
+        if attempt is not None and not 1 <= attempt <= max(1, found.attempts):
+            raise NotReadyError(
+                f"{found.name} ({found.id}) has {found.attempts} attempts; there is no attempt {attempt}",
+                hint=f"`freegpu show {found.id}` lists them",
+            )
+        return results.log_chunks(
+            self.ledger,
+            self.store,
+            found.id,
+            number=attempt,
+            follow=follow,
+            pause=self._pause,
+        )
+
+    def _pause(self) -> None:
+        self.clock.sleep(LOOK_S)
+        with contextlib.suppress(LedgerBusyError):
+            self.tick_if_needed()
+
+    def wait(
+        self, jobs: Sequence[str], *, on_change: Callable[[JobView], None] | None = None
+    ) -> tuple[JobView, ...]:
+        """Wait until all these jobs are over, ticking if nobody else does.
+
+        NotReadyError: one of them comes after a job that has failed or was cancelled, so it would wait for ever.
+        """
+        ids = [self.ledger.resolve(job).id for job in jobs]
+        last: dict[str, str] = {}
+        while True:
+            self.tick_if_needed()
+            found = [self.ledger.job(job) for job in ids]
+            for job in found:
+                if last.get(job.id) != f"{job.state} {job.why}":
+                    last[job.id] = f"{job.state} {job.why}"
+                    if on_change is not None:
+                        on_change(self._view(job))
+            if all(job.state.final for job in found):
+                return reports.job_views(self.ledger, found)
+            self._refuse_endless(found)
+            self.clock.sleep(LOOK_S)
+
+    def _refuse_endless(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            for name in job.spec.after if job.state is JobState.PENDING else ():
+                other = self.ledger.resolve(name)
+                if other.state in (JobState.FAILED, JobState.CANCELLED):
+                    raise NotReadyError(
+                        f"{job.name} ({job.id}) waits for {other.name} ({other.id}), which has {other.state}",
+                        hint=f"`freegpu retry {other.id}` lets both go on",
+                    )
+
+    # --- bringing and cleaning --------------------------------------------------------------------------
+
+    def pull(self, job: str, into: Path, *, force: bool = False) -> Pulled:
+        """Bring a job's outputs into a folder, verified. NotReadyError: there are none yet."""
+        found = self.ledger.resolve(job)
+        attempt, key, digest, partial = results.choose_outputs(
+            found, self.ledger.attempts(job=found.id)
+        )
+        files, size = results.bring(self.store, key, digest, into, force=force)
+        return Pulled(
+            job=self._view(found),
+            attempt=attempt,
+            files=files,
+            size=size,
+            into=into,
+            partial=partial,
+        )
+
+    def gc(self, *, dry_run: bool, keep_days: float = 7.0) -> Garbage:
+        """Delete what nothing refers to. LedgerBusyError: an orchestrator is at work; stop it first."""
+        with self.orchestrating("freegpu gc") as holder:
+            if holder is not None and not dry_run:
+                raise LedgerBusyError(
+                    f"{holder} is the orchestrator of this home; gc must be alone",
+                    hint="stop it, or try again in a moment",
+                )
+            with submission_lock(self.settings.home, alone=True), _store_errors():
+                return self._gc(dry_run=dry_run, keep_days=keep_days)
+
+    def _gc(self, *, dry_run: bool, keep_days: float) -> Garbage:
+        collector = Collector(
+            ledger=self.ledger,
+            store=self.store,
+            home=self.settings.home,
+            now=utc(self.clock),
+            keep_days=keep_days,
+            agent_sha256=self.identity.agent_sha256,
+        )
+        everything = len(self.store.list(""))
+        deleted = []
+        planned = collector.plan()
+        if not dry_run:
+            # first the ledger forgets them: a checkpoint that it knows must be there
+            collector.finish()
+        for key, why in planned:
+            stat = self.store.stat(key)
+            if stat is None:
+                continue
+            if not dry_run:
+                self.store.delete(key)
+            deleted.append((key, stat.size, why))
+        for folder, why in list(collector.local_leftovers()):
+            size = tree_size(folder)
+            if not dry_run:
+                remove_tree(folder)
+            deleted.append((str(folder), size, why))
+        return Garbage(
+            deleted=tuple(deleted),
+            freed=sum(size for _, size, _ in deleted),
+            kept=everything - len(planned),
+            dry_run=dry_run,
+        )
+
+    def doctor(self, platform: str | None = None) -> tuple[Check, ...]:
+        """What is installed, reachable and configured, and what to do about the rest. Never raises for a finding."""
+        return checkup.run(self, platform)
+
+    def _view(self, job: Job) -> JobView:
+        return reports.job_views(self.ledger, [job])[0]
+
+
+def _as_waiting(spec: JobSpec, seq: int, *, now: datetime, job: Job | None = None) -> Waiting:
+    """A job that does not wait, as if it did."""
+    return Waiting(
+        id=job.id if job else f"new-{seq}",
+        seq=seq,
+        name=spec.name,
+        needs=spec.needs,
+        estimate=spec.estimate,
+        priority=spec.priority,
+        deadline=spec.deadline,
+        created_at=job.created_at if job else now,
+        grace_s=spec.checkpoint.grace_s,
+    )
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    """The store's exceptions as ours."""
+    try:
+        yield
+    except StoreError as error:
+        raise SharedStoreError(str(error), hint="run `freegpu doctor`") from error

@@ -1,0 +1,241 @@
+"""One tick: observe, decide, act. The only place where the three meet.
+
+Work happens outside transactions and every commit is guarded, so a tick may die anywhere and the next one goes
+on. Whoever ticks holds the home's orchestrator lock (`operations` and `daemon` see to that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from freegpu.adapters.base import Adapter, Offer, Window, WindowKind
+from freegpu.agent.stores.base import Store, StoreError
+from freegpu.agent.wire import session_key
+from freegpu.config import Settings
+from freegpu.errors import AdapterError
+from freegpu.jobs.lifecycle import SessionState
+from freegpu.orchestrator import placement, quota
+from freegpu.orchestrator.act import Actor, Identity
+from freegpu.orchestrator.events import EventDesk
+from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.mailbox import Mailbox
+from freegpu.orchestrator.model import (
+    Action,
+    Balance,
+    FreeSlot,
+    Place,
+    Session,
+    Snapshot,
+    StartSession,
+)
+from freegpu.orchestrator.observe import Observer
+
+#: a live quota reading is asked for again after this long, seconds
+READING_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TickReport:
+    """What one tick did, and what it could not do, as sentences."""
+
+    actions: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+class Reconciler:
+    """Everything a tick needs, put together once."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        store: Store,
+        adapters: Mapping[str, Adapter],
+        identity: Identity,
+        settings: Settings,
+        now: Callable[[], datetime],
+    ) -> None:
+        self.ledger = ledger
+        self.store = store
+        self.adapters = adapters
+        self.identity = identity
+        self.settings = settings
+        self.now = now
+        self.desk = EventDesk(ledger, store, now)
+
+    def mailbox(self, session: str) -> Mailbox:
+        """The orchestrator's end of a session's mailbox."""
+        return Mailbox(self.store, session, session_key(self.identity.key, session))
+
+    def tick(self) -> TickReport:
+        """Observe, decide, act, once. Raises only LedgerError: everything else is a problem it reports."""
+        observer = self._observer()
+        actor = self._actor()
+        problems = observer.run()
+        try:
+            actor.catch_up()
+            snapshot = self.snapshot(problems)
+            actions = placement.decide(snapshot, self.now())
+            for action in actions:
+                actor.act(action)
+            actor.release_idle(waiting=bool(snapshot.waiting))
+            actor.answer()
+        except StoreError as error:
+            problems.append(str(error))
+        return TickReport(
+            actions=tuple(actor.done), problems=tuple(dict.fromkeys(problems + actor.problems))
+        )
+
+    def rehearse(self, actions: Sequence[Action]) -> list[tuple[str, Mapping[str, Any]]]:
+        """(platform, the exact request) for each session that these actions would start; nothing is started."""
+        actor = self._actor()
+        return [
+            (action.offer.platform, actor.request(action).payload)
+            for action in actions
+            if isinstance(action, StartSession)
+        ]
+
+    def _observer(self) -> Observer:
+        return Observer(
+            ledger=self.ledger,
+            adapters=self.adapters,
+            mailbox=self.mailbox,
+            desk=self.desk,
+            now=self.now,
+            silent_polls=self.settings.silent_polls,
+            poll_gap_s=max(2 * self.settings.beat_s, self.store.properties.min_poll),
+        )
+
+    def _actor(self) -> Actor:
+        return Actor(
+            ledger=self.ledger,
+            store=self.store,
+            adapters=self.adapters,
+            mailbox=self.mailbox,
+            identity=self.identity,
+            settings=self.settings,
+            now=self.now,
+        )
+
+    # --- what decisions are made on ---------------------------------------------------------------------
+
+    def snapshot(self, problems: list[str] | None = None, *, always: bool = False) -> Snapshot:
+        """Jobs that wait, slots that are free, places that could be had. Asks platforms only if a job waits.
+
+        `always` asks them anyway (for `status` and `why`); failures are added to `problems`.
+        """
+        waiting = self.ledger.waiting(self.now())
+        if not waiting and not always:
+            return Snapshot()
+        sessions = self.ledger.sessions(open_only=True)
+        return Snapshot(
+            waiting=waiting,
+            free_slots=self._free_slots(sessions),
+            places=tuple(self.places(sessions, problems if problems is not None else [])),
+        )
+
+    def _free_slots(self, sessions: list[Session]) -> tuple[FreeSlot, ...]:
+        """Slots of sessions that are alive now and take work; a silent session gets none."""
+        free = []
+        for session in sessions:
+            if session.state is not SessionState.LIVE or session.silent_polls:
+                continue
+            if session.beat.get("state") not in ("idle", "running"):
+                continue
+            taken = {a.slot for a in self.ledger.attempts(session=session.id, open_only=True)}
+            offer = session.offer
+            if session.card_seen and session.card_seen != offer.card:
+                offer = replace(offer, card=session.card_seen)
+            left = session.beat.get("left_s")
+            free += [
+                FreeSlot(
+                    session=session.id,
+                    slot=slot,
+                    offer=offer,
+                    left_s=float(left) if isinstance(left, int | float) else None,
+                )
+                for slot in range(session.count)
+                if slot not in taken
+            ]
+        return tuple(free)
+
+    def places(self, sessions: list[Session], problems: list[str]) -> list[Place]:
+        """Every configured platform as it is now. One that does not answer is a place without offers."""
+        blocked = self.ledger.places()
+        found = []
+        for name, adapter in sorted(self.adapters.items()):
+            offers: tuple[Offer, ...] = ()
+            block = blocked.get(name)
+            until, why = (block.until, block.why) if block is not None else (None, "")
+            try:
+                offers = tuple(adapter.offers())
+                self._read_quota(name, adapter)
+            except AdapterError as error:
+                problems.append(f"{name}: {error.message}")
+                until, why = self.now() + timedelta(seconds=30), error.message
+            found.append(
+                Place(
+                    platform=name,
+                    account=adapter.account,
+                    capabilities=adapter.capabilities,
+                    offers=offers,
+                    open_sessions=sum(s.platform == name for s in sessions),
+                    balances=tuple(self.balances(name, adapter, sessions)),
+                    blocked_until=until if until is not None and until > self.now() else None,
+                    blocked_why=why,
+                )
+            )
+        return found
+
+    def _read_quota(self, name: str, adapter: Adapter) -> None:
+        if not adapter.capabilities.reports_quota:
+            return
+        newest = [r.as_of for r in self.ledger.readings(platform=name)]
+        if newest and self.now() - max(newest) < timedelta(
+            seconds=min(READING_S, 4 * self.settings.tick_s)
+        ):
+            return
+        for report in adapter.quota() or ():
+            self.ledger.add_reading(
+                name,
+                adapter.account,
+                report.pool,
+                used_s=report.used_s,
+                limit_s=report.limit_s,
+                resets_at=report.resets_at,
+                as_of=report.as_of,
+            )
+
+    def balances(self, name: str, adapter: Adapter, sessions: list[Session]) -> list[Balance]:
+        """What is left of each pool of a platform."""
+        readings = {r.pool: r for r in self.ledger.readings(platform=name)}
+        found = []
+        for pool, window in sorted(adapter.windows.items()):
+            if window.kind is WindowKind.NONE:
+                continue
+            reading = readings.get(pool)
+            found.append(
+                quota.balance(
+                    window,
+                    self.ledger.entries(
+                        platform=name,
+                        account=adapter.account,
+                        pool=pool,
+                        since=self.now() - _reach(window),
+                    ),
+                    reading,
+                    [s for s in sessions if s.platform == name and s.pool == pool],
+                    self.now(),
+                )
+            )
+        return found
+
+
+def _reach(window: Window) -> timedelta:
+    """How far back entries can still matter. A prepaid balance remembers everything."""
+    if window.kind is WindowKind.PREPAID:
+        return timedelta(days=36500)
+    return timedelta(days=40) + timedelta(seconds=2 * window.period_s)

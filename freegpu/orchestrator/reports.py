@@ -1,0 +1,173 @@
+"""The ledger as people want to see it: views of platforms, sessions and jobs. Reads only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+from freegpu.adapters.base import Adapter, Offer
+from freegpu.jobs.lifecycle import JobState, SessionState
+from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.model import Attempt, Balance, Job, Place, Session
+from freegpu.orchestrator.views import JobView, PlatformView, SessionView, SlotView
+
+
+def job_views(ledger: Ledger, jobs: Sequence[Job]) -> tuple[JobView, ...]:
+    """Jobs in one line each; one query for all their attempts."""
+    by_job: dict[str, list[Attempt]] = defaultdict(list)
+    if len(jobs) == 1:
+        by_job[jobs[0].id] = ledger.attempts(job=jobs[0].id)
+    elif any(job.attempts for job in jobs):
+        for attempt in ledger.attempts():
+            by_job[attempt.job].append(attempt)
+    return tuple(_job_view(job, by_job[job.id]) for job in jobs)
+
+
+def _job_view(job: Job, attempts: Sequence[Attempt]) -> JobView:
+    last = attempts[-1] if attempts else None
+    ran = sum(1 for attempt in attempts if attempt.started_at is not None)
+    return JobView(
+        id=job.id,
+        name=job.name,
+        state=str(job.state),
+        why=job.why,
+        platform=last.platform if last else "",
+        card=last.card if last else "",
+        attempt=last.id if last else "",
+        hops=max(0, ran - 1),
+        progress=job.progress,
+        eta_s=job.progress.remaining_s if job.state is JobState.ACTIVE else None,
+        checkpoint_at=job.checkpoint.confirmed_at if job.checkpoint else None,
+        created_at=job.created_at,
+        ended_at=job.ended_at,
+        lost_s=job.lost_s,
+        priority=job.spec.priority,
+        deadline=job.spec.deadline,
+    )
+
+
+def platform_views(
+    places: Sequence[Place], adapters: Mapping[str, Adapter], problems: Collection[str]
+) -> tuple[PlatformView, ...]:
+    """A line for each offer; a platform without one still gets its line, with the reason."""
+    views = []
+    for place in places:
+        balances = {balance.pool: balance for balance in place.balances}
+        problem = place.blocked_why if place.blocked_until else ""
+        if not place.offers:
+            problem = problem or "offers nothing now"
+            views.append(_platform_view(place, None, next(iter(balances.values()), None), problem))
+        views += [
+            _platform_view(place, offer, balances.get(offer.pool), problem)
+            for offer in place.offers
+        ]
+    return tuple(views)
+
+
+def _platform_view(
+    place: Place, offer: Offer | None, balance: Balance | None, problem: str
+) -> PlatformView:
+    return PlatformView(
+        name=place.platform,
+        account=place.account,
+        card=offer.card if offer else "",
+        count=offer.count if offer else 0,
+        vram_gb=offer.vram_gb if offer else 0.0,
+        used_s=balance.used_s if balance else None,
+        limit_s=balance.limit_s if balance else None,
+        left_s=balance.left_s if balance else None,
+        reserved_s=balance.reserved_s if balance else 0.0,
+        resets_at=balance.resets_at if balance else None,
+        source=str(balance.source) if balance else "",
+        age_s=balance.age_s if balance else None,
+        attended=place.capabilities.attended,
+        open_sessions=place.open_sessions,
+        max_concurrent=place.capabilities.max_concurrent,
+        session_limit_s=offer.session_limit_s if offer else place.capabilities.max_session_s,
+        problem=problem,
+    )
+
+
+def session_views(
+    ledger: Ledger, sessions: Sequence[Session], now: datetime
+) -> tuple[SessionView, ...]:
+    """Open sessions with what runs in their slots."""
+    names: dict[str, str] = {}
+    views = []
+    for session in sessions:
+        attempts = ledger.attempts(session=session.id, open_only=True)
+        reported = {str(slot.get("attempt")): slot for slot in session.beat.get("slots") or ()}
+        slots = []
+        for index in range(session.count):
+            mine = [attempt for attempt in attempts if attempt.slot == index]
+            if not mine:
+                slots.append(
+                    SlotView(slot=index, job="", job_name="", attempt="", phase="", progress=None)
+                )
+            for attempt in mine[:1]:
+                if attempt.job not in names:
+                    names[attempt.job] = ledger.job(attempt.job).name
+                word = reported.get(attempt.id, {})
+                slots.append(
+                    SlotView(
+                        slot=index,
+                        job=attempt.job,
+                        job_name=names[attempt.job],
+                        attempt=attempt.id,
+                        phase=str(word.get("phase") or attempt.state),
+                        progress=word.get("progress") or attempt.progress.values or None,
+                    )
+                )
+        views.append(
+            SessionView(
+                id=session.id,
+                platform=session.platform,
+                card=session.card_seen or session.card,
+                count=session.count,
+                state=str(session.state),
+                started_at=session.started_at,
+                limit_s=session.limit_s,
+                left_s=_left(session, now),
+                slots=tuple(slots),
+                gpu=tuple(session.beat.get("gpu") or ()),
+                silent=session.state is SessionState.LIVE and session.silent_polls > 1,
+                queue=max(0, len(attempts) - session.count),
+            )
+        )
+    return tuple(views)
+
+
+def _left(session: Session, now: datetime) -> float | None:
+    if session.limit_s is None or session.started_at is None:
+        return session.limit_s
+    return max(0.0, session.limit_s - (now - session.started_at).total_seconds())
+
+
+def sentence(ledger: Ledger, job: Job, chosen: str, now: datetime) -> str:
+    """Why the job is where it is, in one sentence."""
+    if job.state is not JobState.PENDING:
+        attempts = ledger.attempts(job=job.id)
+        if job.state is JobState.ACTIVE and attempts:
+            last = attempts[-1]
+            return f"{job.name} is {last.state} on {last.platform} {last.card}: {job.why}"
+        return f"{job.name} has {job.state}: {job.why}"
+    blockers = waits_for(ledger, job)
+    if blockers:
+        return f"{job.name} waits for {', '.join(blockers)}"
+    if job.not_before is not None and job.not_before > now:
+        seconds = (job.not_before - now).total_seconds()
+        return f"{job.name} is tried again in {seconds:.0f} s: {job.why}"
+    if chosen:
+        return f"{job.name} will go to {chosen}"
+    return f"{job.name} waits: no place can take it now"
+
+
+def waits_for(ledger: Ledger, job: Job) -> list[str]:
+    """The jobs that this one comes after and that have not succeeded, with what became of them."""
+    found = []
+    for name in job.spec.after:
+        other = ledger.resolve(name)
+        if other.state is not JobState.SUCCEEDED:
+            found.append(f"{other.name} ({other.id}), which is {other.state}")
+    return found

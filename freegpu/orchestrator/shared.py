@@ -1,0 +1,92 @@
+"""Opening the shared store: first use, later use, and every way in which it may not be ours or not be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from freegpu.agent import stores
+from freegpu.agent.stores.base import ForeignStore, ObjectMissing, Store, StoreError, StoreGone
+from freegpu.agent.wire import canonical
+from freegpu.config import Settings
+from freegpu.errors import ConfigError, ForeignStoreError, SharedStoreError
+from freegpu.orchestrator.ledger import Ledger
+
+MARKER = "freegpu.json"
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder behind a folder store's URL; None for any other store."""
+    scheme, colon, rest = url.partition(":")
+    if colon and scheme == "folder":
+        return Path(rest)
+    return None if colon and "/" not in scheme else Path(url)
+
+
+def open_shared(settings: Settings, ledger: Ledger, home_id: str) -> Store:
+    """The store, checked to be this home's; made if this home never had one there.
+
+    A store that this home has used before is never made anew: if it is gone, its checkpoints are, and only a
+    person can know whether a disk is merely unplugged.
+    """
+    where = settings.sources.get("store", "default")
+    used_before = ledger.meta(f"store:{settings.store}") is not None
+    folder = folder_of(settings.store)
+    if folder is not None and not used_before and not folder.exists():
+        _make(folder, default=where == "default")
+    try:
+        store = stores.open_store(settings.store)
+    except ValueError as error:
+        raise ConfigError(
+            f"the store {settings.store!r} (from {where}) cannot be used: {error}",
+            hint='set `store` to a folder, e.g. store = "folder:/data/freegpu"',
+        ) from error
+    try:
+        stores.check_home(store, home_id)
+    except ForeignStore as error:
+        raise ForeignStoreError(
+            str(error),
+            hint=f"the store is set by {where}; choose another one, or use the home it belongs to",
+        ) from error
+    except (ObjectMissing, StoreGone) as error:
+        if used_before:
+            raise SharedStoreError(
+                f"the store {settings.store} is gone: it was there before, and holds the checkpoints",
+                hint="mount or restore it and try again; to begin with an empty one, use a new FREEGPU_HOME",
+            ) from error
+        _mark(store, settings.store, home_id)
+    except StoreError as error:
+        raise SharedStoreError(str(error), hint="run `freegpu doctor`") from error
+    if not used_before:
+        ledger.set_meta(f"store:{settings.store}", "made", if_absent=True)
+    return store
+
+
+def _make(folder: Path, *, default: bool) -> None:
+    try:
+        # a store on a disk that is not mounted must not be made on the disk beneath it
+        folder.mkdir(parents=default, exist_ok=True)
+    except FileNotFoundError:
+        raise SharedStoreError(
+            f"the store's parent folder {folder.parent} is not there",
+            hint="mount it or make it, then try again",
+        ) from None
+    except OSError as error:
+        raise SharedStoreError(
+            f"the store {folder} cannot be made ({error.strerror or error})",
+            hint="choose another folder with FREEGPU_STORE",
+        ) from error
+
+
+def _mark(store: Store, url: str, home_id: str) -> None:
+    try:
+        store.put_new(MARKER, canonical({"format": stores.FORMAT, "home": home_id}))
+        stores.check_home(store, home_id)
+    except ForeignStore as error:
+        raise ForeignStoreError(
+            str(error), hint="two homes raced for it; choose another store"
+        ) from error
+    except StoreError as error:
+        raise SharedStoreError(
+            f"the store {url} cannot be written: {error}",
+            hint="mend its permissions or choose another one",
+        ) from error

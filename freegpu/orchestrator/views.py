@@ -1,0 +1,230 @@
+"""What the operations answer, as plain frozen values: the contract with the command line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from freegpu.jobs.model import JobSpec
+from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Initialised:
+    """A home that is ready; `created`: it was not before."""
+
+    home: str
+    store: str
+    db: str
+    platforms: tuple[str, ...]
+    created: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BundleInfo:
+    """The packed working folder; `reused`: the store had it already."""
+
+    sha256: str
+    size: int
+    files: int
+    reused: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """New jobs, and what was ignored in their spec."""
+
+    jobs: tuple[Job, ...]
+    notices: tuple[str, ...]
+    bundle: BundleInfo | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRun:
+    """What submit would do: nothing of it was done."""
+
+    specs: tuple[JobSpec, ...]
+    notices: tuple[str, ...]
+    files: int
+    #: bytes before packing
+    size: int
+    largest: tuple[tuple[str, int], ...]
+    #: job name -> what every place would mean for it
+    scores: tuple[tuple[str, tuple[Score, ...]], ...]
+    #: platform -> the exact request that would start its session
+    requests: tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ticked:
+    """`did`: we ticked; otherwise `holder` says who is the orchestrator, or there was nothing to do."""
+
+    did: bool
+    holder: str = ""
+    actions: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlatformView:
+    """One offer of a platform with its quota; seconds throughout."""
+
+    name: str
+    account: str
+    card: str
+    count: int
+    vram_gb: float
+    used_s: float | None
+    limit_s: float | None
+    left_s: float | None
+    reserved_s: float
+    resets_at: datetime | None
+    #: live, ledger, learned or declared; "" when the platform has no quota
+    source: str
+    age_s: float | None
+    attended: bool
+    open_sessions: int
+    max_concurrent: int
+    session_limit_s: float | None
+    #: why nothing can be started there now; "" when it can
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotView:
+    """A slot and what runs in it; empty strings when it is free."""
+
+    slot: int
+    job: str
+    job_name: str
+    attempt: str
+    phase: str
+    progress: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionView:
+    """A session as we know it now."""
+
+    id: str
+    platform: str
+    card: str
+    count: int
+    state: str
+    started_at: datetime | None
+    limit_s: float | None
+    left_s: float | None
+    slots: tuple[SlotView, ...]
+    gpu: tuple[Mapping[str, Any], ...]
+    silent: bool
+    queue: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobView:
+    """A job in one line."""
+
+    id: str
+    name: str
+    state: str
+    why: str
+    #: where it runs or ran last; "" before the first attempt
+    platform: str
+    card: str
+    attempt: str
+    #: how often it moved on: attempts that really ran, less one
+    hops: int
+    progress: Progress
+    eta_s: float | None
+    checkpoint_at: datetime | None
+    created_at: datetime
+    ended_at: datetime | None
+    lost_s: float
+    priority: int
+    deadline: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """The whole picture."""
+
+    platforms: tuple[PlatformView, ...]
+    sessions: tuple[SessionView, ...]
+    jobs: tuple[JobView, ...]
+    counts: Mapping[str, int]
+    #: who holds the orchestrator lock; "" : nobody, commands tick by themselves
+    orchestrator: str
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobDetail:
+    """Everything the ledger knows of a job."""
+
+    job: JobView
+    spec: JobSpec
+    attempts: tuple[Attempt, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    events: tuple[AuditEvent, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Why:
+    """Why a job is where it is, and what every place would mean for it."""
+
+    job: JobView
+    sentence: str
+    scores: tuple[Score, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogChunk:
+    """A piece of an attempt's output, as bytes; `first` marks the first piece of its attempt."""
+
+    attempt: str
+    platform: str
+    card: str
+    data: bytes
+    first: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pulled:
+    """Results that were brought, every byte verified. `partial`: the job has not succeeded (yet)."""
+
+    job: JobView
+    attempt: str
+    files: tuple[str, ...]
+    size: int
+    into: Path
+    partial: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Garbage:
+    """What gc deleted (or would): path, bytes, and why nothing needs it."""
+
+    deleted: tuple[tuple[str, int, str], ...]
+    freed: int
+    kept: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One line of doctor. ok None: for information."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waited:
+    """How the jobs that were waited for ended."""
+
+    jobs: tuple[JobView, ...] = field(default_factory=tuple)
