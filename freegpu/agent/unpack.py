@@ -94,6 +94,13 @@ def unpack(
                 else:
                     message = f"{name!r} is neither a file, a folder nor a link"
                     raise UnpackError(message)
+        # to the end, so that gzip checks its own sum also behind tar's last block
+        rest = 0
+        while data := source.read(_CHUNK):
+            rest += len(data)
+            if rest > _CHUNK:
+                message = "the archive goes on behind its end"
+                raise UnpackError(message)
     _lay_links(root, links)
     return total
 

@@ -40,9 +40,8 @@ MAX_VALUE_BYTES = 100_000
 class Reading:
     """What a reader brings along, and what it gathers."""
 
-    #: names that exist; empty: any well-formed name is taken
+    #: platforms that exist; empty: any well-formed name is taken
     platforms: Collection[str] = ()
-    workloads: Collection[str] = ()
     notices: list[str] = field(default_factory=list)
 
     def notice(self, node: Node, text: str) -> None:

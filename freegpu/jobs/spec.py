@@ -50,12 +50,11 @@ def load(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str],
     platforms: Collection[str] = (),
-    workloads: Collection[str] = (),
 ) -> Loaded:
     """The jobs in a file. JobSpecError names file, line and field, whatever the file holds.
 
-    `overrides` are the KEY=VALUE of --set; `platforms` and `workloads` are the names that exist, and empty
-    takes any name.
+    `overrides` are the KEY=VALUE of --set (a secret's is secrets.NAME=VALUE); `platforms` are the names that
+    exist, and empty takes any name.
     """
     return loads(
         document.read(Path(path)),
@@ -63,7 +62,6 @@ def load(
         overrides=overrides,
         environ=environ,
         platforms=platforms,
-        workloads=workloads,
     )
 
 
@@ -74,14 +72,13 @@ def loads(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     platforms: Collection[str] = (),
-    workloads: Collection[str] = (),
 ) -> Loaded:
     """As `load`, from text; relative folders are seen from the folder of `path`."""
     root = document.parse(text, os.fspath(path))
     if not isinstance(root, Object):
         message = f"a job spec is a mapping of fields, found {found(root)}"
         fail(root, "", message, hint="the smallest job is one line: run: echo hello")
-    reading = Reading(platforms=platforms, workloads=workloads)
+    reading = Reading(platforms=platforms)
     section = ROOT.read(changes.apply(root, overrides), "", reading)
     return _Maker(section, reading, Path(path), environ or {}).make()
 

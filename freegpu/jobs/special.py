@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from freegpu import cards
 from freegpu.jobs import units
 from freegpu.jobs.accelerators import card_name
 from freegpu.jobs.document import Array, Node, Object, Scalar, fail, found, quoted
@@ -116,13 +117,15 @@ class Names:
 
     def read(self, node: Node, name: str, reading: Reading) -> str:
         text: str = Text(what=f"the name of a {self.of}", check=_word).read(node, name, reading)
-        known = reading.platforms if self.of == "platform" else reading.workloads
+        known = reading.platforms if self.of == "platform" else cards.WORKLOADS
         if known and text not in known:
             message = f"{name}: there is no {self.of} {quoted(text)}{did_you_mean(text, known)}"
             fail(node, name, message, hint=f"known: {', '.join(sorted(known))}")
         return text
 
     def schema(self) -> dict[str, Any]:
+        if self.of == "workload":
+            return {"enum": list(cards.WORKLOADS)}
         return {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"}
 
 
