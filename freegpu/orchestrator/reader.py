@@ -1,0 +1,321 @@
+"""The read side of the ledger: plain SQL over the plain DB-API, values out.
+
+Decides: which rows answer a question, and in which order. Changes nothing, and does not know how rows come
+about. Every question sees the latest committed state. One connection for all threads of the process, one
+question at a time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerError
+from freegpu.jobs.lifecycle import AttemptState, JobState, SessionState
+from freegpu.orchestrator import migrations, rows
+from freegpu.orchestrator.database import Target, connect_postgres, connect_sqlite, named
+from freegpu.orchestrator.model import (
+    Attempt,
+    AuditEvent,
+    Blocked,
+    Checkpoint,
+    Entry,
+    Job,
+    Reading,
+    Session,
+    Speed,
+    Waiting,
+)
+
+
+def _select(table: str, columns: Iterable[str]) -> str:
+    return f"SELECT {', '.join(columns)} FROM {table}"  # noqa: S608 - names from this file only
+
+
+def _of(value: type) -> list[str]:
+    return [field.name for field in fields(value)]
+
+
+_JOBS = _select(
+    "jobs j LEFT JOIN checkpoints c ON c.id = j.checkpoint_id",
+    [f"j.{name}" for name in _of(Job) if name != "checkpoint"]
+    + [f"c.{name} AS c_{name}" for name in rows.CHECKPOINT_COLUMNS],
+)
+_ATTEMPTS = _select("attempts", _of(Attempt))
+_SESSIONS = _select("sessions", _of(Session))
+_ENTRIES = _select("entries", _of(Entry))
+_EVENTS = _select("events", _of(AuditEvent))
+_READINGS = _select("readings r", _of(Reading))
+_SPEEDS = _select("speeds", _of(Speed))
+_CHECKPOINTS = _select("checkpoints", rows.CHECKPOINT_COLUMNS)
+
+
+class Reader:
+    """Questions to one ledger. Any of them may raise LedgerError or LedgerCorruptError."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._connection: Any = None
+
+    def close(self) -> None:
+        """Let go of the database; the next question opens it again."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def version(self) -> int:
+        """The schema version. SchemaVersionError for a newer one, LedgerCorruptError for no ledger."""
+        with self._lock:
+            try:
+                return migrations.version_of(self._opened(), self._target)
+            except FreeGPUError:
+                raise
+            except Exception as error:
+                raise named(error, self._target) from error
+
+    def damage(self) -> list[str]:
+        """What the database itself finds wrong with its file, at most ten lines; empty: nothing."""
+        if not self._target.is_sqlite:
+            return []
+        lines = [row[0] for row in self._fetch("PRAGMA quick_check(10)")]
+        return [] if lines == ["ok"] else lines
+
+    def meta(self, key: str) -> str | None:
+        found = self._fetch("SELECT value FROM meta WHERE key = ?", key)
+        return found[0][0] if found else None
+
+    def account(self, platform: str) -> str | None:
+        found = self._fetch("SELECT account FROM accounts WHERE platform = ?", platform)
+        return found[0][0] if found else None
+
+    # --- jobs ---------------------------------------------------------------------------------------
+
+    def jobs(
+        self, *, states: Collection[JobState] | None, limit: int | None, newest_first: bool
+    ) -> list[Job]:
+        sql = _JOBS
+        values: list[Any] = []
+        if states is not None:
+            marks, values = _any_of([state.value for state in states])
+            sql += f" WHERE j.state IN {marks}"
+        sql += " ORDER BY j.seq" + (" DESC" if newest_first else "")
+        return [rows.job(row) for row in self._dicts(sql + _limit(limit), *values)]
+
+    def job(self, job_id: str) -> Job:
+        for row in self._dicts(_JOBS + " WHERE j.id = ?", job_id):
+            return rows.job(row)
+        raise self._unknown(job_id)
+
+    def resolve(self, text: str) -> Job:
+        wanted = text.strip()
+        ids = self._fetch(
+            "SELECT id, name, state FROM jobs WHERE id = ? OR substr(id, 1, ?) = ? OR name = ?"
+            " ORDER BY seq DESC",
+            *(wanted, len(wanted), wanted, wanted),
+        )
+        if not wanted or not ids:
+            raise self._unknown(wanted)
+        for said in (
+            [row for row in ids if row[0] == wanted],
+            [row for row in ids if row[1] == wanted],
+            ids,
+        ):
+            if len(said) == 1:
+                return self.job(said[0][0])
+            if said:
+                ids = said
+                break
+        shown = ", ".join(f"{row[0]} ({row[1]}, {row[2]})" for row in ids[:8])
+        more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
+        raise JobNotFoundError(
+            f"{len(ids)} jobs are meant by {wanted!r}: {shown}{more}",
+            hint="give more letters of the id",
+        )
+
+    def unmet(self, job_id: str) -> list[Job]:
+        sql = _JOBS + (
+            " JOIN afters a ON a.after = j.id WHERE a.job = ? AND j.state <> 'succeeded' ORDER BY j.seq"
+        )
+        return [rows.job(row) for row in self._dicts(sql, job_id)]
+
+    def job_counts(self) -> dict[JobState, int]:
+        counts = dict(self._fetch("SELECT state, count(*) FROM jobs GROUP BY state"))
+        return {state: counts.get(state.value, 0) for state in JobState}
+
+    def waiting(self, now: datetime) -> tuple[Waiting, ...]:
+        moment = self._moment(now)
+        avoid: dict[str, dict[str, str]] = {}
+        for job, platform, why in self._fetch(
+            "SELECT job, platform, why FROM avoids WHERE until > ?", moment
+        ):
+            avoid.setdefault(job, {})[platform] = why
+        nothing: dict[str, str] = {}
+        found = self._dicts(
+            "SELECT j.id, j.seq, j.name, j.needs, j.estimate_s, j.estimate_card, j.priority, j.deadline,"
+            " j.created_at, j.grace_s, j.progress, c.step"
+            " FROM jobs j LEFT JOIN checkpoints c ON c.id = j.checkpoint_id"
+            " WHERE j.state = 'pending' AND (j.not_before IS NULL OR j.not_before <= ?)"
+            " AND NOT EXISTS (SELECT 1 FROM afters a JOIN jobs b ON b.id = a.after"
+            " WHERE a.job = j.id AND b.state <> 'succeeded') ORDER BY j.seq",
+            moment,
+        )
+        return tuple(rows.waiting(row, avoid.get(row["id"], nothing)) for row in found)
+
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        sql = _CHECKPOINTS + " WHERE job = ? ORDER BY epoch DESC, generation DESC"
+        return [rows.checkpoint(row) for row in self._dicts(sql, job_id)]
+
+    def speeds(self, job_id: str | None) -> list[Speed]:
+        sql = _SPEEDS + (" WHERE job = ?" if job_id is not None else "") + " ORDER BY id"
+        values = () if job_id is None else (job_id,)
+        return [Speed(**{**row, "at": rows.sure(row["at"])}) for row in self._dicts(sql, *values)]
+
+    # --- attempts, sessions -------------------------------------------------------------------------
+
+    def attempts(self, *, job: str | None, session: str | None, open_only: bool) -> list[Attempt]:
+        where, values = _where(job=job, session=session)
+        if open_only:
+            where = _and(where, f"state <> '{AttemptState.ENDED.value}'")
+        sql = _ATTEMPTS + where + " ORDER BY created_at, job, number"
+        return [rows.attempt(row) for row in self._dicts(sql, *values)]
+
+    def attempt(self, attempt_id: str) -> Attempt:
+        for row in self._dicts(_ATTEMPTS + " WHERE id = ?", attempt_id):
+            return rows.attempt(row)
+        raise JobNotFoundError(f"no attempt has the id {attempt_id!r}")
+
+    def sessions(self, *, open_only: bool, limit: int | None) -> list[Session]:
+        where = f" WHERE state <> '{SessionState.ENDED.value}'" if open_only else ""
+        if limit is None:
+            found = self._dicts(_SESSIONS + where + " ORDER BY created_at, id")
+        else:  # the newest ones, still oldest first
+            order = " ORDER BY created_at DESC, id DESC"
+            found = self._dicts(_SESSIONS + where + order + _limit(limit))[::-1]
+        return [rows.session(row) for row in found]
+
+    def session(self, session_id: str) -> Session:
+        for row in self._dicts(_SESSIONS + " WHERE id = ?", session_id):
+            return rows.session(row)
+        raise LedgerError(f"no session has the id {session_id!r}", hint="see `freegpu status`")
+
+    # --- quota, audit, places -----------------------------------------------------------------------
+
+    def entries(
+        self,
+        *,
+        platform: str | None,
+        account: str | None,
+        pool: str | None,
+        since: datetime | None,
+    ) -> list[Entry]:
+        where, values = _where(platform=platform, account=account, pool=pool)
+        if since is not None:
+            where, values = _and(where, "at >= ?"), [*values, self._moment(since)]
+        return [rows.entry(row) for row in self._dicts(_ENTRIES + where + " ORDER BY id", *values)]
+
+    def readings(self, *, platform: str | None) -> list[Reading]:
+        where, values = _where(platform=platform)
+        newest = (
+            "NOT EXISTS (SELECT 1 FROM readings n WHERE n.platform = r.platform AND"
+            " n.account = r.account AND n.pool = r.pool AND"
+            " (n.as_of > r.as_of OR (n.as_of = r.as_of AND n.id > r.id)))"
+        )
+        sql = _READINGS + _and(where, newest) + " ORDER BY platform, account, pool"
+        return [
+            Reading(
+                **{
+                    **row,
+                    "resets_at": rows.time(row["resets_at"]),
+                    "as_of": rows.sure(row["as_of"]),
+                }
+            )
+            for row in self._dicts(sql, *values)
+        ]
+
+    def events(
+        self, *, job: str | None, session: str | None, after_id: int, limit: int
+    ) -> list[AuditEvent]:
+        where, values = _where(job=job, session=session)
+        sql = _EVENTS + _and(where, "id > ?") + " ORDER BY id" + _limit(limit)
+        return [rows.event(row) for row in self._dicts(sql, *values, after_id)]
+
+    def places(self) -> dict[str, Blocked]:
+        return {
+            platform: Blocked(platform=platform, until=rows.sure(until), why=why)
+            for platform, until, why in self._fetch("SELECT platform, until, why FROM blocks")
+        }
+
+    # --- the connection -----------------------------------------------------------------------------
+
+    def _opened(self) -> Any:
+        if self._connection is None:
+            self._connection = (
+                connect_sqlite(self._target.path, write=False)
+                if self._target.path is not None
+                else connect_postgres(self._target.dsn)
+            )
+        return self._connection
+
+    def _query(self, sql: str, values: Sequence[Any]) -> tuple[list[Any], list[str]]:
+        with self._lock:
+            try:
+                if self._target.is_sqlite:
+                    cursor = self._opened().execute(sql, values)
+                else:
+                    # a server that was restarted closes the line: one new try
+                    if self._connection is not None and self._connection.broken:
+                        self._connection = None
+                    cursor = self._opened().execute(sql.replace("?", "%s"), values)
+                return cursor.fetchall(), [column[0] for column in cursor.description or ()]
+            except FreeGPUError:
+                raise
+            except Exception as error:
+                raise named(error, self._target) from error
+
+    def _fetch(self, sql: str, *values: Any) -> list[Any]:
+        return self._query(sql, values)[0]
+
+    def _dicts(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        found, names = self._query(sql, values)
+        return [dict(zip(names, row, strict=True)) for row in found]
+
+    def _moment(self, at: datetime) -> Any:
+        """A time as a column holds it."""
+        moment = rows.aware(at)
+        if not self._target.is_sqlite:
+            return moment
+        return moment.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+
+    def _unknown(self, text: str) -> JobNotFoundError:
+        known = self._fetch("SELECT id, name FROM jobs ORDER BY seq DESC LIMIT 500")
+        near = difflib.get_close_matches(
+            text, sorted({each for row in known for each in row}), n=1, cutoff=0.6
+        )
+        hint = f"did you mean {near[0]!r}?" if near else "`freegpu jobs` lists them"
+        return JobNotFoundError(f"no job has the id or name {text!r}", hint=hint)
+
+
+def _where(**wanted: str | None) -> tuple[str, list[Any]]:
+    given = {name: value for name, value in wanted.items() if value is not None}
+    clause = " AND ".join(f"{name} = ?" for name in given)
+    return (f" WHERE {clause}" if clause else ""), list(given.values())
+
+
+def _and(where: str, more: str) -> str:
+    return f"{where} AND {more}" if where else f" WHERE {more}"
+
+
+def _any_of(values: list[str]) -> tuple[str, list[Any]]:
+    if not values:
+        return "(NULL)", []
+    return "(" + ", ".join("?" for _ in values) + ")", list(values)
+
+
+def _limit(limit: int | None) -> str:
+    return "" if limit is None else f" LIMIT {max(0, int(limit))}"
