@@ -20,8 +20,8 @@ __all__ = ["Accelerators", "Choice", "card_name"]
 
 #: more cards than any one machine holds
 MAX_COUNT = 64
-_MEMORY = re.compile(r"(?:[a-z]+:)?\s*([0-9]{1,4})\s*GB\s*\+?\s*(?::\s*([0-9]+))?", re.IGNORECASE)
-_COUNT = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})?")
+_MEMORY = r"(?i)(?:[a-z]+:)?\s*([0-9]{1,4})\s*GB\s*\+?\s*(?::\s*([0-9]+))?"
+_COUNT = r"[0-9]{1,4}(\.[0-9]{1,4})?"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +42,13 @@ def card_name(text: str) -> str:
     return card.name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Accelerators:
     """The kind of `resources.accelerators`."""
 
     def read(self, node: Node, name: str, reading: Reading) -> Choice:
         if isinstance(node, Scalar):
-            if memory := _MEMORY.fullmatch(node.text.strip()):
+            if memory := re.fullmatch(_MEMORY, node.text.strip()):
                 if int(memory[2] or 1) != 1:
                     message = f"{name}: {found(node)} asks for several cards without naming one"
                     fail(node, name, message, hint="name the card: T4:2")
@@ -86,7 +86,7 @@ class Accelerators:
             card = card_name(label)
         except ValueError as error:
             fail(node, name, f"{name}: {quoted(label[:40])} {error}", hint=_known())
-        amount = float(count) if _COUNT.fullmatch(count) else 0.0
+        amount = float(count) if re.fullmatch(_COUNT, count) else 0.0
         if not 0 < amount <= MAX_COUNT:
             message = f"{name}: {quoted(count[:20])} is not a number of cards from 1 to {MAX_COUNT}"
             fail(node, name, message)

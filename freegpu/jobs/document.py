@@ -41,13 +41,11 @@ MAX_DEPTH = 32
 MAX_VALUES = 50_000
 
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
-_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_FLOAT = re.compile(
-    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-)
+_INTEGER = r"[-+]?[0-9]{1,18}"
+_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 _BOOLEANS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 #: what YAML calls non-printable; libyaml reports only a byte offset for it
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNPRINTABLE = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _STR_TAGS = ("!", "tag:yaml.org,2002:str")
 
 
@@ -72,12 +70,12 @@ class Scalar:
     @property
     def integer(self) -> int | None:
         """The whole number that this is, if it is one."""
-        return int(self.text) if self.plain and _INTEGER.fullmatch(self.text) else None
+        return int(self.text) if self.plain and re.fullmatch(_INTEGER, self.text) else None
 
     @property
     def number(self) -> bool:
         """Whether this was written as a number of any kind."""
-        return self.plain and _FLOAT.fullmatch(self.text) is not None
+        return self.plain and re.fullmatch(_FLOAT, self.text) is not None
 
     @property
     def boolean(self) -> bool:
@@ -185,7 +183,7 @@ def parse(text: str, origin: str, *, line: int | None = 1) -> Node:
     text = text.removeprefix("\ufeff")
     if len(text) > MAX_BYTES:
         builder.refuse(f"more than {MAX_BYTES >> 20} MiB of YAML", 0)
-    if bad := _UNPRINTABLE.search(text):
+    if bad := re.search(_UNPRINTABLE, text):
         at = text.count("\n", 0, bad.start())
         builder.refuse(f"the character U+{ord(bad[0]):04X} is not allowed in YAML", at)
     try:

@@ -3,6 +3,9 @@
 One object a kind does both, so that the parser and the schema say the same. A kind gets a node and the
 dotted name of its field; it returns a plain value or raises JobSpecError at that node. Which fields there
 are is decided in table.py.
+
+Kinds are dataclasses without comparison and repr: nobody compares them, and each generated method costs
+time at import, which every `submit` pays.
 """
 
 from __future__ import annotations
@@ -101,7 +104,7 @@ def check_storable(node: Scalar, name: str) -> None:
         fail(node, name, f"{name} holds half a surrogate pair, which is no character")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Text:
     """Text, perhaps checked: `check` returns the text to keep or raises ValueError with "is ..."."""
 
@@ -122,7 +125,7 @@ class Text:
         return {"type": "string", **({"pattern": self.pattern} if self.pattern else {})}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Value:
     """Any single value, kept as the text that was written; None for null where `null` allows it.
 
@@ -147,7 +150,7 @@ class Value:
         return {"type": ["string", "number", "boolean", *(["null"] if self.null else [])]}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Integer:
     """A whole number in a range; `word`, if given, is a text that stands for "without limit" (None)."""
 
@@ -170,7 +173,7 @@ class Integer:
         return {"anyOf": [number, {"const": self.word}]} if self.word else number
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Parsed:
     """A text or number that `parse` turns into a value, or refuses with ValueError ("is not ...")."""
 
@@ -203,7 +206,7 @@ class Parsed:
         return {"anyOf": [{"type": "number", "minimum": 0}, text]} if self.number else text
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class ListOf:
     """A list without repeats; one single value is taken for a list of one."""
 
@@ -227,7 +230,7 @@ class ListOf:
         return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class MapOf:
     """A mapping with free keys; `names_only` takes a list of keys too (each with the value null)."""
 
@@ -275,7 +278,7 @@ class MapOf:
         return {"anyOf": [mapping, {"type": "array", "items": items}]}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Only:
     """One allowed value; anything else is refused with the reason."""
 
@@ -291,7 +294,7 @@ class Only:
         return {"const": self.number}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Anything:
     """A value that is not looked at: its field is ignored or refused."""
 
@@ -302,7 +305,7 @@ class Anything:
         return {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Field:
     """One field of the job spec: all that the parser, the schema and the reference page need."""
 
@@ -336,7 +339,7 @@ class Section:
         return self.node.get(name) or self.node
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Group:
     """A mapping with fixed fields. A field that is null counts as left out."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Cell", "after_cycle", "expand"]
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9.+_-]+")
+_UNSAFE = r"[^A-Za-z0-9.+_-]+"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ def expand(name: str, axes: Mapping[str, Sequence[str]], *, longest: int = 100) 
 
 
 def _suffix(row: Mapping[str, str]) -> str:
-    parts = (f"{axis.lower()}{_UNSAFE.sub('-', value)}" for axis, value in row.items())
+    parts = (f"{axis.lower()}{re.sub(_UNSAFE, '-', value)}" for axis, value in row.items())
     return "-".join(parts).rstrip("-.")
 
 

@@ -19,7 +19,7 @@ from freegpu.jobs.table import ROOT
 
 __all__ = ["apply"]
 
-_CAPITALS = re.compile(r"[A-Z_][A-Z0-9_]*")
+_CAPITALS = r"[A-Z_][A-Z0-9_]*"
 
 
 def apply(root: Object, overrides: Sequence[str]) -> Object:
@@ -37,7 +37,7 @@ def apply(root: Object, overrides: Sequence[str]) -> Object:
 
 def _address(root: Object, key: str, origin: str) -> str:
     """The dotted field that a key means."""
-    if "." not in key and ROOT.field(key) is None and _CAPITALS.fullmatch(key):
+    if "." not in key and ROOT.field(key) is None and re.fullmatch(_CAPITALS, key):
         key = _declared(root, key, origin)
     section, _, name = key.partition(".")
     if section == "envs" and name in _keys(_matrix(root)):

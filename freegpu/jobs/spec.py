@@ -26,7 +26,7 @@ from freegpu.jobs.table import ROOT
 
 __all__ = ["Loaded", "after_cycle", "load", "loads"]
 
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+_VARIABLE = r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +187,7 @@ class _Maker:
 
     def _local(self, text: str, envs: Mapping[str, str]) -> str:
         """An absolute path: ${VARIABLES} of envs filled in, ~ expanded, relative to the file's folder."""
-        text = _VARIABLE.sub(lambda m: envs.get(m[1] or m[2], m[0]), text)
+        text = re.sub(_VARIABLE, lambda m: envs.get(m[1] or m[2], m[0]), text)
         home = self.environ.get("HOME")
         if home and (text == "~" or text.startswith("~/")):
             text = home + text[1:]

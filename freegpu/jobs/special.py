@@ -38,7 +38,7 @@ MAX_JOBS = 1000
 #: names of environment variables
 ENV = "[A-Za-z_][A-Za-z0-9_]{0,99}"
 _DAY = 86400.0
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 
 
 def not_blank(text: str) -> str:
@@ -109,7 +109,7 @@ def memory(text: str) -> tuple[str, float]:
     return "GB", units.size_gb(text)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Names:
     """Platforms or classes of work: a name, checked against the known ones where they are told."""
 
@@ -129,7 +129,7 @@ class Names:
         return {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Workdir:
     """A local folder; SkyPilot's `{url, ref}` form is refused."""
 
@@ -143,7 +143,7 @@ class Workdir:
         return {"type": "string", "not": {"pattern": "://"}}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Mounts:
     """Target inside the working folder -> local source."""
 
@@ -176,7 +176,7 @@ class Mounts:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Axes:
     """The matrix: axis -> its values, each as it was written."""
 
@@ -197,7 +197,7 @@ class Axes:
         return MapOf(value=_Shape(values), keys=ENV, what="").schema()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Cells:
     """The values of one axis."""
 
@@ -216,7 +216,7 @@ class _Cells:
         return {"type": "array", "minItems": 1}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class _Shape:
     """A schema that another kind puts together."""
 
@@ -230,4 +230,4 @@ class _Shape:
 
 
 def _is_url(node: Node) -> bool:
-    return isinstance(node, Scalar) and _SCHEME.match(node.text) is not None
+    return isinstance(node, Scalar) and re.match(_SCHEME, node.text) is not None

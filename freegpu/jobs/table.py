@@ -47,7 +47,7 @@ __all__ = ["ROOT", "dotted_fields"]
 _DAY = 86400.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Alternatives:
     """`any_of` and `ordered`: a list of resources."""
 

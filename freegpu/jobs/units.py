@@ -28,23 +28,24 @@ SIZE_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtT]([iI]?[bB])?)?\s*\+?\s*$"
 #: what `threshold` takes
 COUNT_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*\+?\s*$"
 
-_PIECE = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([dhms])\s*")
-_NUMBER = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*")
-_SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([kmgt])(?:i?b)?)?\s*\+?\s*", re.I)
-_COUNT = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*\+?\s*")
+# plain text on purpose, here and beside: `re` compiles on first use, and most commands read no spec
+_PIECE = r"\s*([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([dhms])\s*"
+_NUMBER = r"\s*([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*"
+_SIZE = r"(?i)\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([kmgt])(?:i?b)?)?\s*\+?\s*"
+_COUNT = r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*\+?\s*"
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _GB = {"k": 1 / 1024**2, "m": 1 / 1024, "g": 1.0, "t": 1024.0}
 
 
 def duration(text: str) -> float:
     """Seconds in `1h30m`, `90s`, `1d 12h`, or a plain number of seconds. ValueError otherwise."""
-    if whole := _NUMBER.fullmatch(text):
+    if whole := re.fullmatch(_NUMBER, text):
         return float(whole[1])
     seconds, at, units = 0.0, 0, ""
-    while at < len(text) and (piece := _PIECE.match(text, at)):
+    while at < len(text) < 100 and (piece := re.match(_PIECE, text[at:])):
         seconds += float(piece[1]) * _SECONDS[piece[2]]
         units += piece[2]
-        at = piece.end()
+        at += piece.end()
     # each unit once and from large to small: "30m1h" and "5m5m" are slips, not durations
     if not units or at < len(text) or units != "".join(u for u in "dhms" if u in units):
         message = "is not a duration: write 90s, 10m, 1h30m or 2d"
@@ -54,7 +55,7 @@ def duration(text: str) -> float:
 
 def size_gb(text: str) -> float:
     """GB in `12`, `12+`, `12GB`, `512MB`, `1.5TB+` (powers of 1024). ValueError otherwise."""
-    if not (found := _SIZE.fullmatch(text)):
+    if not (found := re.fullmatch(_SIZE, text)):
         message = "is not an amount of memory: write 12, 12+ or 512MB (a plain number is in GB)"
         raise ValueError(message)
     return float(found[1]) * _GB[(found[2] or "g").lower()]
@@ -62,7 +63,7 @@ def size_gb(text: str) -> float:
 
 def threshold(text: str) -> float:
     """The number in `4`, `4+` or `0.5`. ValueError otherwise."""
-    if not (found := _COUNT.fullmatch(text)):
+    if not (found := re.fullmatch(_COUNT, text)):
         message = "is not a count: write 4 or 4+"
         raise ValueError(message)
     return float(found[1])
