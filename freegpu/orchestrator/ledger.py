@@ -19,23 +19,17 @@ from typing import TYPE_CHECKING, Any
 from freegpu.adapters.base import Offer
 from freegpu.clock import Clock
 from freegpu.errors import FreeGPUError, LedgerError
-from freegpu.jobs.lifecycle import AttemptEvent, EndReason, JobState, SessionEvent
+from freegpu.jobs.lifecycle import AttemptEvent, EndReason, SessionEvent
 from freegpu.jobs.retry import Verdict
 from freegpu.orchestrator import migrations
 from freegpu.orchestrator.database import check_file, named, parse
 from freegpu.orchestrator.model import (
     Attempt,
-    AuditEvent,
-    Blocked,
     Checkpoint,
-    Entry,
     EntryKind,
     Job,
     NewJob,
-    Reading,
     Session,
-    Speed,
-    Waiting,
 )
 from freegpu.orchestrator.reader import Reader
 
@@ -44,14 +38,13 @@ if TYPE_CHECKING:
     from freegpu.orchestrator.writing import Writer, Writing
 
 
-class Ledger:
-    """One open ledger; may be used from several threads."""
+class Ledger(Reader):
+    """One open ledger, for reading and writing; may be used from several threads."""
 
     def __init__(self, target: Target, *, clock: Clock, rng: random.Random) -> None:
-        self._target = target
+        super().__init__(target)
         self._clock = clock
         self._rng = rng
-        self._reader = Reader(target)
         self._writer: Writer | None = None
 
     @classmethod
@@ -67,7 +60,7 @@ class Ledger:
         target = parse(url)
         ledger = cls(target, clock=clock, rng=rng or random.SystemRandom())
         there = check_file(target.path, create=create) if target.path else True
-        version = ledger._reader.version() if there else 0
+        version = ledger.version() if there else 0
         if version == 0 and not create:
             raise LedgerError(
                 f"there is no ledger at {target.shown}",
@@ -85,7 +78,7 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the database; closing twice is fine."""
-        self._reader.close()
+        super().close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -100,114 +93,6 @@ class Ledger:
     def shown(self) -> str:
         """Where it lies, without passwords."""
         return self._target.shown
-
-    @property
-    def schema_version(self) -> int:
-        """The version that it has now."""
-        return self._reader.version()
-
-    def damage(self) -> list[str]:
-        """What the database itself finds wrong with its file; empty: nothing. Reads all of it."""
-        return self._reader.damage()
-
-    def meta(self, key: str) -> str | None:
-        """A fact about this ledger; None: not set."""
-        return self._reader.meta(key)
-
-    def account(self, platform: str) -> str | None:
-        """The one account that the platform is used with; None: none so far."""
-        return self._reader.account(platform)
-
-    # --- reads --------------------------------------------------------------------------------------
-
-    def jobs(
-        self,
-        *,
-        states: Collection[JobState] | None = None,
-        limit: int | None = None,
-        newest_first: bool = False,
-    ) -> list[Job]:
-        """Jobs in the order of submission."""
-        return self._reader.jobs(states=states, limit=limit, newest_first=newest_first)
-
-    def job(self, id: str) -> Job:
-        """The job with this id. JobNotFoundError."""
-        return self._reader.job(id)
-
-    def resolve(self, text: str) -> Job:
-        """The job with this id; else the only one that bears this name or whose id begins so.
-
-        JobNotFoundError: there is none, or there are several (they are listed).
-        """
-        return self._reader.resolve(text)
-
-    def unmet(self, job_id: str) -> list[Job]:
-        """The jobs it waits for that have not succeeded."""
-        return self._reader.unmet(job_id)
-
-    def job_counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state; every state is there."""
-        return self._reader.job_counts()
-
-    def attempts(
-        self, *, job: str | None = None, session: str | None = None, open_only: bool = False
-    ) -> list[Attempt]:
-        """Attempts, oldest first."""
-        return self._reader.attempts(job=job, session=session, open_only=open_only)
-
-    def attempt(self, id: str) -> Attempt:
-        """The attempt with this id. JobNotFoundError."""
-        return self._reader.attempt(id)
-
-    def sessions(self, *, open_only: bool = True, limit: int | None = None) -> list[Session]:
-        """Sessions, oldest first; with a limit the newest ones."""
-        return self._reader.sessions(open_only=open_only, limit=limit)
-
-    def session(self, id: str) -> Session:
-        """The session with this id. LedgerError."""
-        return self._reader.session(id)
-
-    def entries(
-        self,
-        *,
-        platform: str | None = None,
-        account: str | None = None,
-        pool: str | None = None,
-        since: datetime | None = None,
-    ) -> list[Entry]:
-        """Ledger entries in the order in which they were made."""
-        return self._reader.entries(platform=platform, account=account, pool=pool, since=since)
-
-    def readings(self, *, platform: str | None = None) -> list[Reading]:
-        """The newest live quota reading of each platform, account and pool."""
-        return self._reader.readings(platform=platform)
-
-    def waiting(self, now: datetime) -> tuple[Waiting, ...]:
-        """Pending jobs that may be tried now: not_before has passed, all they wait for has succeeded."""
-        return self._reader.waiting(now)
-
-    def speeds(self, job_id: str | None = None) -> list[Speed]:
-        """Speeds noted for a job, or for all, oldest first."""
-        return self._reader.speeds(job_id)
-
-    def events(
-        self,
-        *,
-        job: str | None = None,
-        session: str | None = None,
-        after_id: int = 0,
-        limit: int = 200,
-    ) -> list[AuditEvent]:
-        """Audit lines, oldest first."""
-        return self._reader.events(job=job, session=session, after_id=after_id, limit=limit)
-
-    def checkpoints(self, job: str) -> list[Checkpoint]:
-        """Confirmed checkpoints, newest first."""
-        return self._reader.checkpoints(job)
-
-    def places(self) -> dict[str, Blocked]:
-        """Platforms that were to be left alone, also those whose time has passed."""
-        return self._reader.places()
 
     # --- writes: jobs -------------------------------------------------------------------------------
 
@@ -241,7 +126,7 @@ class Ledger:
         with self._write() as w:
             ids = ledger_jobs.add(w, new, why=why)
         wanted = set(ids)
-        found = self._reader.jobs(states=None, limit=len(ids), newest_first=True)
+        found = self.jobs(limit=len(ids), newest_first=True)
         by_id = {job.id: job for job in found if job.id in wanted}
         return [by_id.get(job_id) or self.job(job_id) for job_id in ids]
 

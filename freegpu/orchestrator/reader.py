@@ -80,25 +80,32 @@ class Reader:
                 raise named(error, self._target) from error
 
     def damage(self) -> list[str]:
-        """What the database itself finds wrong with its file, at most ten lines; empty: nothing."""
+        """What the database itself finds wrong with its file; empty: nothing. Reads all of it."""
         if not self._target.is_sqlite:
             return []
         lines = [row[0] for row in self._fetch("PRAGMA quick_check(10)")]
         return [] if lines == ["ok"] else lines
 
     def meta(self, key: str) -> str | None:
+        """A fact about this ledger; None: not set."""
         found = self._fetch("SELECT value FROM meta WHERE key = ?", key)
         return found[0][0] if found else None
 
     def account(self, platform: str) -> str | None:
+        """The one account that the platform is used with; None: none so far."""
         found = self._fetch("SELECT account FROM accounts WHERE platform = ?", platform)
         return found[0][0] if found else None
 
     # --- jobs ---------------------------------------------------------------------------------------
 
     def jobs(
-        self, *, states: Collection[JobState] | None, limit: int | None, newest_first: bool
+        self,
+        *,
+        states: Collection[JobState] | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
     ) -> list[Job]:
+        """Jobs in the order of submission."""
         sql = _JOBS
         values: list[Any] = []
         if states is not None:
@@ -107,12 +114,17 @@ class Reader:
         sql += " ORDER BY j.seq" + (" DESC" if newest_first else "")
         return [rows.job(row) for row in self._dicts(sql + _limit(limit), *values)]
 
-    def job(self, job_id: str) -> Job:
-        for row in self._dicts(_JOBS + " WHERE j.id = ?", job_id):
+    def job(self, id: str) -> Job:
+        """The job with this id. JobNotFoundError."""
+        for row in self._dicts(_JOBS + " WHERE j.id = ?", id):
             return rows.job(row)
-        raise self._unknown(job_id)
+        raise self._unknown(id)
 
     def resolve(self, text: str) -> Job:
+        """The job with this id; else the only one that bears this name or whose id begins so.
+
+        JobNotFoundError: there is none, or there are several (they are listed).
+        """
         wanted = text.strip()
         ids = self._fetch(
             "SELECT id, name, state FROM jobs WHERE id = ? OR substr(id, 1, ?) = ? OR name = ?"
@@ -139,16 +151,19 @@ class Reader:
         )
 
     def unmet(self, job_id: str) -> list[Job]:
+        """The jobs it waits for that have not succeeded."""
         sql = _JOBS + (
             " JOIN afters a ON a.after = j.id WHERE a.job = ? AND j.state <> 'succeeded' ORDER BY j.seq"
         )
         return [rows.job(row) for row in self._dicts(sql, job_id)]
 
     def job_counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state; every state is there."""
         counts = dict(self._fetch("SELECT state, count(*) FROM jobs GROUP BY state"))
         return {state: counts.get(state.value, 0) for state in JobState}
 
     def waiting(self, now: datetime) -> tuple[Waiting, ...]:
+        """Pending jobs that may be tried now: not_before has passed, all they wait for has succeeded."""
         moment = self._moment(now)
         avoid: dict[str, dict[str, str]] = {}
         for job, platform, why in self._fetch(
@@ -167,30 +182,37 @@ class Reader:
         )
         return tuple(rows.waiting(row, avoid.get(row["id"], nothing)) for row in found)
 
-    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+    def checkpoints(self, job: str) -> list[Checkpoint]:
+        """Confirmed checkpoints, newest first."""
         sql = _CHECKPOINTS + " WHERE job = ? ORDER BY epoch DESC, generation DESC"
-        return [rows.checkpoint(row) for row in self._dicts(sql, job_id)]
+        return [rows.checkpoint(row) for row in self._dicts(sql, job)]
 
-    def speeds(self, job_id: str | None) -> list[Speed]:
+    def speeds(self, job_id: str | None = None) -> list[Speed]:
+        """Speeds noted for a job, or for all, oldest first."""
         sql = _SPEEDS + (" WHERE job = ?" if job_id is not None else "") + " ORDER BY id"
         values = () if job_id is None else (job_id,)
         return [Speed(**{**row, "at": rows.sure(row["at"])}) for row in self._dicts(sql, *values)]
 
     # --- attempts, sessions -------------------------------------------------------------------------
 
-    def attempts(self, *, job: str | None, session: str | None, open_only: bool) -> list[Attempt]:
+    def attempts(
+        self, *, job: str | None = None, session: str | None = None, open_only: bool = False
+    ) -> list[Attempt]:
+        """Attempts, oldest first."""
         where, values = _where(job=job, session=session)
         if open_only:
             where = _and(where, f"state <> '{AttemptState.ENDED.value}'")
         sql = _ATTEMPTS + where + " ORDER BY created_at, job, number"
         return [rows.attempt(row) for row in self._dicts(sql, *values)]
 
-    def attempt(self, attempt_id: str) -> Attempt:
-        for row in self._dicts(_ATTEMPTS + " WHERE id = ?", attempt_id):
+    def attempt(self, id: str) -> Attempt:
+        """The attempt with this id. JobNotFoundError."""
+        for row in self._dicts(_ATTEMPTS + " WHERE id = ?", id):
             return rows.attempt(row)
-        raise JobNotFoundError(f"no attempt has the id {attempt_id!r}")
+        raise JobNotFoundError(f"no attempt has the id {id!r}")
 
-    def sessions(self, *, open_only: bool, limit: int | None) -> list[Session]:
+    def sessions(self, *, open_only: bool = True, limit: int | None = None) -> list[Session]:
+        """Sessions, oldest first; with a limit the newest ones."""
         where = f" WHERE state <> '{SessionState.ENDED.value}'" if open_only else ""
         if limit is None:
             found = self._dicts(_SESSIONS + where + " ORDER BY created_at, id")
@@ -199,27 +221,30 @@ class Reader:
             found = self._dicts(_SESSIONS + where + order + _limit(limit))[::-1]
         return [rows.session(row) for row in found]
 
-    def session(self, session_id: str) -> Session:
-        for row in self._dicts(_SESSIONS + " WHERE id = ?", session_id):
+    def session(self, id: str) -> Session:
+        """The session with this id. LedgerError."""
+        for row in self._dicts(_SESSIONS + " WHERE id = ?", id):
             return rows.session(row)
-        raise LedgerError(f"no session has the id {session_id!r}", hint="see `freegpu status`")
+        raise LedgerError(f"no session has the id {id!r}", hint="see `freegpu status`")
 
     # --- quota, audit, places -----------------------------------------------------------------------
 
     def entries(
         self,
         *,
-        platform: str | None,
-        account: str | None,
-        pool: str | None,
-        since: datetime | None,
+        platform: str | None = None,
+        account: str | None = None,
+        pool: str | None = None,
+        since: datetime | None = None,
     ) -> list[Entry]:
+        """Ledger entries in the order in which they were made."""
         where, values = _where(platform=platform, account=account, pool=pool)
         if since is not None:
             where, values = _and(where, "at >= ?"), [*values, self._moment(since)]
         return [rows.entry(row) for row in self._dicts(_ENTRIES + where + " ORDER BY id", *values)]
 
-    def readings(self, *, platform: str | None) -> list[Reading]:
+    def readings(self, *, platform: str | None = None) -> list[Reading]:
+        """The newest live quota reading of each platform, account and pool."""
         where, values = _where(platform=platform)
         newest = (
             "NOT EXISTS (SELECT 1 FROM readings n WHERE n.platform = r.platform AND"
@@ -239,13 +264,20 @@ class Reader:
         ]
 
     def events(
-        self, *, job: str | None, session: str | None, after_id: int, limit: int
+        self,
+        *,
+        job: str | None = None,
+        session: str | None = None,
+        after_id: int = 0,
+        limit: int = 200,
     ) -> list[AuditEvent]:
+        """Audit lines, oldest first."""
         where, values = _where(job=job, session=session)
         sql = _EVENTS + _and(where, "id > ?") + " ORDER BY id" + _limit(limit)
         return [rows.event(row) for row in self._dicts(sql, *values, after_id)]
 
     def places(self) -> dict[str, Blocked]:
+        """Platforms that were to be left alone, also those whose time has passed."""
         return {
             platform: Blocked(platform=platform, until=rows.sure(until), why=why)
             for platform, until, why in self._fetch("SELECT platform, until, why FROM blocks")
