@@ -12,7 +12,7 @@ import re
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 from freegpu.errors import (
@@ -74,21 +74,18 @@ def connect_sqlite(path: Path, *, write: bool) -> sqlite3.Connection:
     """A connection in autocommit; readers get mode=ro. sqlite3.Error as it comes."""
     location = "file:" + quote(str(path.absolute()))
     if write:
-        connection = _sqlite(location + "?mode=rwc")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        return connection
-    connection = _sqlite(location + "?mode=ro")
+        return _sqlite(
+            location + "?mode=rwc", "PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON"
+        )
+    look = "SELECT count(*) FROM sqlite_master"
     try:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return _sqlite(location + "?mode=ro", look)
     except sqlite3.OperationalError as error:
         # A read-only folder: WAL wants its -shm file there and cannot make it. Without a journal that
         # still has to be played, the file itself is the whole truth and may be read as it is.
-        connection.close()
         if not _code(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")) or _has_wal(path):
             raise
-        connection = _sqlite(location + "?mode=ro&immutable=1")
-    return connection
+    return _sqlite(location + "?mode=ro&immutable=1", look)
 
 
 def connect_postgres(dsn: str) -> Any:
@@ -101,9 +98,13 @@ def connect_postgres(dsn: str) -> Any:
             hint="pip install 'freegpu-scheduler[postgres]'",
         ) from None
     connection = psycopg.connect(dsn, autocommit=True, connect_timeout=10)
-    connection.execute(f"SET search_path TO {PG_SCHEMA}")
-    connection.execute("SET TimeZone TO 'UTC'")
-    connection.execute(f"SET lock_timeout TO {int(PATIENCE_S * 1000)}")
+    try:
+        connection.execute(f"SET search_path TO {PG_SCHEMA}")
+        connection.execute("SET TimeZone TO 'UTC'")
+        connection.execute(f"SET lock_timeout TO {int(PATIENCE_S * 1000)}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -134,9 +135,7 @@ def check_file(path: Path, *, create: bool) -> bool:
                     hint=_RESCUE,
                 )
         elif not create:
-            raise LedgerError(
-                f"there is no ledger at {path}", hint="run `freegpu init` or submit a job first"
-            )
+            refuse_absent(str(path))
     except PermissionError as error:
         raise LedgerError(f"no permission to read the ledger {path}", hint=_OWN) from error
     except OSError as error:
@@ -146,6 +145,13 @@ def check_file(path: Path, *, create: bool) -> bool:
     if create:
         _check_writable(path, there=there)
     return there
+
+
+def refuse_absent(shown: str) -> NoReturn:
+    """LedgerError: no ledger was made at that place yet."""
+    raise LedgerError(
+        f"there is no ledger at {shown}", hint="run `freegpu init` or submit a job first"
+    )
 
 
 def named(error: BaseException, target: Target) -> FreeGPUError:
@@ -164,10 +170,17 @@ _RESCUE = (
 _OWN = "check who owns it and its permissions, or set FREEGPU_DB to another place"
 
 
-def _sqlite(uri: str) -> sqlite3.Connection:
-    return sqlite3.connect(
+def _sqlite(uri: str, *first: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
         uri, uri=True, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False
     )
+    try:
+        for statement in first:
+            connection.execute(statement).fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _has_wal(path: Path) -> bool:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from freegpu.adapters.base import Offer
 from freegpu.clock import Clock
-from freegpu.errors import FreeGPUError, LedgerError
+from freegpu.errors import FreeGPUError
 from freegpu.jobs.lifecycle import AttemptEvent, EndReason, SessionEvent
 from freegpu.jobs.retry import Verdict
 from freegpu.orchestrator import migrations
-from freegpu.orchestrator.database import check_file, named, parse
+from freegpu.orchestrator.database import check_file, named, parse, refuse_absent
 from freegpu.orchestrator.model import (
     Attempt,
     Checkpoint,
@@ -59,21 +59,20 @@ class Ledger(Reader):
         """
         target = parse(url)
         ledger = cls(target, clock=clock, rng=rng or random.SystemRandom())
-        there = check_file(target.path, create=create) if target.path else True
-        version = ledger.version() if there else 0
-        if version == 0 and not create:
-            raise LedgerError(
-                f"there is no ledger at {target.shown}",
-                hint="run `freegpu init` or submit a job first",
-            )
-        if version < migrations.VERSION:
-            ledger.close()
-            try:
+        try:
+            there = check_file(target.path, create=create) if target.path else True
+            version = ledger.version() if there else 0
+            if version == 0 and not create:
+                refuse_absent(target.shown)
+            if version < migrations.VERSION:
+                ledger.close()
                 migrations.migrate(target)
-            except FreeGPUError:
-                raise
-            except Exception as error:
-                raise named(error, target) from error
+        except FreeGPUError:
+            ledger.close()
+            raise
+        except Exception as error:
+            ledger.close()
+            raise named(error, target) from error
         return ledger
 
     def close(self) -> None:

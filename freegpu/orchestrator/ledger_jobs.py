@@ -40,14 +40,7 @@ from freegpu.orchestrator.writing import Writing
 
 def add(w: Writing, new: Sequence[NewJob], *, why: str) -> list[str]:
     """Insert jobs in this order; their ids. JobNotFoundError, JobSpecError: an `after` that cannot be met."""
-    ids: list[str] = []
-    taken: set[str] = set()
-    for _ in new:
-        job_id = w.new_id("", 6, JobRow)
-        while job_id in taken:
-            job_id = w.new_id("", 6, JobRow)
-        taken.add(job_id)
-        ids.append(job_id)
+    ids = w.new_ids(len(new), "", 6, JobRow)
     afters = _resolve(w, new, ids)
     first = (w.session.exec(select(func.max(JobRow.seq))).one() or 0) + 1
     jobs: list[dict[str, Any]] = []

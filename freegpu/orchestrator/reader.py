@@ -45,6 +45,7 @@ _JOBS = _select(
     [f"j.{name}" for name in _of(Job) if name != "checkpoint"]
     + [f"c.{name} AS c_{name}" for name in rows.CHECKPOINT_COLUMNS],
 )
+_WAITING = _select("jobs j LEFT JOIN checkpoints c ON c.id = j.checkpoint_id", rows.WAITING_COLUMNS)
 _ATTEMPTS = _select("attempts", _of(Attempt))
 _SESSIONS = _select("sessions", _of(Session))
 _ENTRIES = _select("entries", _of(Entry))
@@ -171,16 +172,8 @@ class Reader:
         ):
             avoid.setdefault(job, {})[platform] = why
         nothing: dict[str, str] = {}
-        found = self._dicts(
-            "SELECT j.id, j.seq, j.name, j.needs, j.estimate_s, j.estimate_card, j.priority, j.deadline,"
-            " j.created_at, j.grace_s, j.progress, c.step"
-            " FROM jobs j LEFT JOIN checkpoints c ON c.id = j.checkpoint_id"
-            " WHERE j.state = 'pending' AND (j.not_before IS NULL OR j.not_before <= ?)"
-            " AND NOT EXISTS (SELECT 1 FROM afters a JOIN jobs b ON b.id = a.after"
-            " WHERE a.job = j.id AND b.state <> 'succeeded') ORDER BY j.seq",
-            moment,
-        )
-        return tuple(rows.waiting(row, avoid.get(row["id"], nothing)) for row in found)
+        found = self._fetch(_WAITING, moment)
+        return tuple(rows.waiting(row, avoid.get(row[0], nothing)) for row in found)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """Confirmed checkpoints, newest first."""

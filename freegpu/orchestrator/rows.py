@@ -7,7 +7,7 @@ between jobs with equal text: ten thousand cells of one matrix parse once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -120,9 +120,9 @@ def needs(text: str) -> Needs:
 
 
 @lru_cache(maxsize=4096)
-def estimate(seconds: float | None, card: str) -> Estimate | None:
+def estimate(seconds: float, card: str) -> Estimate:
     """An estimate from its two columns."""
-    return None if seconds is None else Estimate(seconds=seconds, card=card)
+    return Estimate(seconds=seconds, card=card)
 
 
 @lru_cache(maxsize=2048)
@@ -176,24 +176,45 @@ def job(row: Row) -> Job:
     )
 
 
-def waiting(row: Row, avoid: Mapping[str, str]) -> Waiting:
-    """A pending job as a decision sees it; `step` and `progress` tell how much of the work remains."""
+#: columns of jobs j and its checkpoint c, in the order in which `waiting` expects them
+WAITING_COLUMNS = (
+    "j.id",
+    "j.seq",
+    "j.name",
+    "j.needs",
+    "j.estimate_s",
+    "j.estimate_card",
+    "j.priority",
+    "j.deadline",
+    "j.created_at",
+    "j.grace_s",
+    "j.progress",
+    "c.step",
+)
+
+
+def waiting(row: Sequence[Any], avoid: Mapping[str, str]) -> Waiting:
+    """A pending job as a decision sees it; a tuple, not a mapping: there may be ten thousand.
+
+    What remains is by its confirmed step and the total that it told.
+    """
+    job_id, seq, name, need, seconds, card, priority, deadline, created, grace, told, step = row
     remaining = 1.0
-    if row["step"] is not None and row["progress"] != "{}":
-        total = json.loads(row["progress"]).get("total")
+    if step is not None and told != "{}":
+        total = json.loads(told).get("total")
         if total:
-            remaining = min(1.0, max(0.0, 1.0 - row["step"] / total))
+            remaining = min(1.0, max(0.0, 1.0 - step / total))
     return Waiting(
-        id=row["id"],
-        seq=row["seq"],
-        name=row["name"],
-        needs=needs(row["needs"]),
-        estimate=estimate(row["estimate_s"], row["estimate_card"]),
-        priority=row["priority"],
-        deadline=time(row["deadline"]),
-        created_at=sure(row["created_at"]),
+        id=job_id,
+        seq=seq,
+        name=name,
+        needs=needs(need),
+        estimate=None if seconds is None else estimate(seconds, card),
+        priority=priority,
+        deadline=None if deadline is None else time(deadline),
+        created_at=sure(created),
         remaining=remaining,
-        grace_s=row["grace_s"],
+        grace_s=grace,
         avoid=avoid,
     )
 

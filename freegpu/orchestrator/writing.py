@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import Executable
-from sqlmodel import Session, SQLModel, create_engine, select, update
+from sqlmodel import Session, SQLModel, col, create_engine, select, update
 
 from freegpu.clock import Clock, utc
 from freegpu.errors import JobNotFoundError, LedgerError, StaleEpochError
@@ -106,14 +106,22 @@ class Writing:
         """Execute a statement whose answer does not matter, once or for many rows."""
         self.session.connection().execute(statement, values)
 
-    def new_id(self, prefix: str, length: int, table: type[SQLModel]) -> str:
+    def new_id(self, prefix: str, length: int, table: type[Any]) -> str:
         """An id that no row of the table bears; its first own letter is no digit."""
-        while True:
-            text = self.rng.choice(_LETTERS) + "".join(
-                self.rng.choice(_LETTERS_AND_DIGITS) for _ in range(length - 1)
-            )
-            if self.session.get(table, prefix + text) is None:
-                return prefix + text
+        return self.new_ids(1, prefix, length, table)[0]
+
+    def new_ids(self, count: int, prefix: str, length: int, table: type[Any]) -> list[str]:
+        """That many of them, all different."""
+        found: dict[str, None] = {}
+        while len(found) < count:
+            fresh = [self._random_id(prefix, length) for _ in range(min(500, count - len(found)))]
+            taken = set(self.session.exec(select(table.id).where(col(table.id).in_(fresh))).all())
+            found.update(dict.fromkeys(each for each in fresh if each not in taken))
+        return list(found)
+
+    def _random_id(self, prefix: str, length: int) -> str:
+        rest = (self.rng.choice(_LETTERS_AND_DIGITS) for _ in range(length - 1))
+        return prefix + self.rng.choice(_LETTERS) + "".join(rest)
 
 
 class Writer:
