@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Protocol
+from typing import Optional, Protocol
 
 
 class Clock(Protocol):
@@ -33,3 +34,19 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class BootClock(SystemClock):
+    """The clock of an agent: its seconds also pass while the machine is suspended.
+
+    A session's limit is the platform's, and a closed laptop lid does not stop it. On Linux
+    `time.monotonic` stands still during a suspend and CLOCK_BOOTTIME does not; on macOS it is
+    CLOCK_MONOTONIC that goes on. Elsewhere this is the ordinary monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        name = "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME"
+        self._id: Optional[int] = getattr(time, name, None)
+
+    def monotonic(self) -> float:
+        return time.monotonic() if self._id is None else time.clock_gettime(self._id)

@@ -355,10 +355,28 @@ def bye_ticket() -> Dict[str, Any]:
     return {"kind": BYE}
 
 
+def pack_ticket(session: str, seq: int, ticket: Mapping[str, Any], key: bytes) -> bytes:
+    """A ticket as it lies in the inbox. Its number is signed: laid under another one it is no ticket."""
+    return pack({**ticket, "session": session, "seq": seq}, key)
+
+
+def unpack_ticket(data: bytes, session: str, seq: int, key: bytes) -> Dict[str, Any]:
+    """The ticket with this number. Unreadable: torn, forged, or copied from another place."""
+    ticket = unpack(data, key)
+    if ticket.get("session") != session or ticket.get("seq") != seq:
+        message = f"a ticket of another place: {ticket.get('session')!r} {ticket.get('seq')!r}"
+        raise Unreadable(message)
+    if not isinstance(ticket.get("kind"), str) or ticket["kind"] in EVENTS:
+        message = "not a ticket"
+        raise Unreadable(message)
+    return ticket
+
+
 # --- events (agent to orchestrator) ----------------------------------------------------------------------------
 
 #: kinds of events; each carries session, seq, time, and all but hello-like ones job, attempt, epoch
 STARTED, CHECKPOINT, ENDED, REFUSED, NOTICE = "started", "checkpoint", "ended", "refused", "notice"
+EVENTS = (STARTED, CHECKPOINT, ENDED, REFUSED, NOTICE)
 
 # started:    {"resumed": bool, "step": int|None}          the command runs (setup is done)
 # checkpoint: {"key", "sha256", "generation", "step", "size", "age_s"}   manifest written; age_s: seconds since its files were last changed
