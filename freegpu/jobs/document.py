@@ -32,6 +32,7 @@ __all__ = [
     "Scalar",
     "fail",
     "found",
+    "one_line",
     "parse",
     "read",
 ]
@@ -127,9 +128,17 @@ class Object:
 Node = Scalar | Array | Object
 
 
+def one_line(message: str) -> str:
+    """A message that a terminal shows as one line of sensible length, whatever was quoted in it."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+    return shown if len(shown) < 400 else f"{shown[:240]} ... {shown[-120:]}"
+
+
 def fail(node: Node, field: str, message: str, *, hint: str = "") -> NoReturn:
     """Raise the JobSpecError that points at this node."""
-    raise JobSpecError(message, hint=hint, path=node.origin, line=node.line, field=field)
+    raise JobSpecError(
+        one_line(message), hint=hint, path=node.origin, line=node.line, field=one_line(field)
+    )
 
 
 def found(node: Node) -> str:
@@ -153,7 +162,7 @@ def quoted(text: str) -> str:
 
 def read(path: Path) -> str:
     """The text of a file. JobSpecError: missing, a folder, unreadable, too large or not UTF-8."""
-    where = str(path)
+    where = one_line(str(path))
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -165,7 +174,7 @@ def read(path: Path) -> str:
         raise JobSpecError(f"{where} is a folder, not a job spec", hint=hint, path=where) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise JobSpecError(f"{where!r} cannot be read: {reason}", path=where) from error
+        raise JobSpecError(f"{where} cannot be read: {reason}", path=where) from error
     if len(data) > MAX_BYTES:
         raise JobSpecError(f"{where} is larger than {MAX_BYTES >> 20} MiB, no job spec", path=where)
     try:
@@ -238,7 +247,7 @@ class _Builder:
     def refuse(self, message: str, line: int, *, hint: str = "") -> NoReturn:
         """`line` counts from 0, as the parser does."""
         number = line + 1 if self.numbered else None
-        raise JobSpecError(message, hint=hint, path=self.origin, line=number)
+        raise JobSpecError(one_line(message), hint=hint, path=self.origin, line=number)
 
     def result(self) -> Node:
         filled = [d for d in self.documents if not (isinstance(d, Scalar) and d.null)]

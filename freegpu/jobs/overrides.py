@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from freegpu.errors import JobSpecError
-from freegpu.jobs.document import Array, Entry, Node, Object, Scalar, fail, found, parse, quoted
+from freegpu.jobs.document import (
+    Array,
+    Entry,
+    Node,
+    Object,
+    Scalar,
+    fail,
+    found,
+    one_line,
+    parse,
+    quoted,
+)
 from freegpu.jobs.kinds import Group, Kind, MapOf, Text, nearest
 from freegpu.jobs.special import Axes, Mounts, Names, Workdir
 from freegpu.jobs.table import ROOT
@@ -27,7 +38,7 @@ def apply(root: Object, overrides: Sequence[str]) -> Object:
     for override in overrides:
         key, equals, value = override.partition("=")
         key = key.strip()
-        origin = f"--set {key[:80]}"
+        origin = one_line(f"--set {key[:80]}")
         if not equals or not key:
             shown = quoted(key[:80])
             raise JobSpecError(f"{shown} is not KEY=VALUE", path="--set", hint="--set envs.LR=1e-3")

@@ -99,7 +99,13 @@ def estimate(text: str) -> Estimate:
     if not 0 < seconds <= 366 * _DAY:
         message = "is not between 1s and 366d"
         raise ValueError(message)
-    return Estimate(seconds=seconds, card=card_name(card)) if on else Estimate(seconds=seconds)
+    if not on:
+        return Estimate(seconds=seconds)
+    try:
+        return Estimate(seconds=seconds, card=card_name(card))
+    except ValueError as error:
+        message = f"names {quoted(card[:40])}, which {error}"
+        raise ValueError(message) from None
 
 
 def memory(text: str) -> tuple[str, float]:

@@ -421,7 +421,12 @@ ROOT = Group(
 def _elsewhere(name: str) -> str:
     """The dotted place of a field that was written in the wrong section, "" if there is none."""
     return next(
-        (d for d, one in dotted_fields() if d.rpartition(".")[2] == name and not one.refused), ""
+        (
+            dotted
+            for dotted, one in dotted_fields()
+            if dotted.rpartition(".")[2] == name and not one.refused and not one.ignored
+        ),
+        "",
     )
 
 
