@@ -45,7 +45,13 @@ _JOBS = _select(
     [f"j.{name}" for name in _of(Job) if name != "checkpoint"]
     + [f"c.{name} AS c_{name}" for name in rows.CHECKPOINT_COLUMNS],
 )
-_WAITING = _select("jobs j LEFT JOIN checkpoints c ON c.id = j.checkpoint_id", rows.WAITING_COLUMNS)
+_WAITING = _select(
+    "jobs j LEFT JOIN checkpoints c ON c.id = j.checkpoint_id", rows.WAITING_COLUMNS
+) + (
+    " WHERE j.state = 'pending' AND (j.not_before IS NULL OR j.not_before <= ?)"
+    " AND NOT EXISTS (SELECT 1 FROM afters a JOIN jobs b ON b.id = a.after"
+    " WHERE a.job = j.id AND b.state <> 'succeeded') ORDER BY j.seq"
+)
 _ATTEMPTS = _select("attempts", _of(Attempt))
 _SESSIONS = _select("sessions", _of(Session))
 _ENTRIES = _select("entries", _of(Entry))
