@@ -1,0 +1,412 @@
+"""A copy of the checkpoint folder as it was at one moment, made while the job goes on writing.
+
+Decides when the folder is consistent, and never waits: `take` looks, and copies only if what it sees has
+settled; otherwise the caller comes again. What belongs together is not known from outside, so files that
+are written one after the other count as one state until nothing has moved for the settle time. Two cases
+need less: a folder with one file only, whose format proves it whole; and folders whose framework writes a
+certain file last. Not seen: writes through a memory map, until the kernel stamps the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
+
+from freegpu.agent.clock import Clock
+from freegpu.agent.validate import complete
+
+_TEMPORARY = ("*.tmp", ".tmp*", "*.tmp-*", "*~", ".~*", "*.part", "*.incomplete")
+_ORBAX_TEMPORARY = "*.orbax-checkpoint-tmp*"
+#: append-only by nature: any beginning of them is a valid one, so they neither delay nor cause a snapshot
+_JOURNALS = ("events.out.tfevents.*", "*.log")
+#: Transformers keeps this in a folder while it saves on SIGTERM
+_UNFINISHED = "checkpoint-is-incomplete.txt"
+_NUMBERED = re.compile(r"checkpoint-\d+")
+#: what Transformers and Accelerate write last into checkpoint-N
+_LAST = ("trainer_state.json", "random_states_*.pkl")
+_TRAINER = (
+    *("config.json", "adapter_config.json", "training_args.bin", "optimizer.pt", "optimizer.bin"),
+    *("scheduler.pt", "scheduler.bin", "rng_state*.pth", "model*.safetensors"),
+    *("adapter_model.*", "pytorch_model*.bin"),
+)
+#: a look this much earlier must have seen the same file: the kernel's time stamps are some milliseconds coarse
+_TICK_S = 0.1
+#: formats that are whole after each flush, long before the last write
+_WHOLE_MIDWAY = (".h5", ".hdf5")
+
+EMPTY, UNCHANGED, SETTLING, TORN, TAKEN = "empty", "unchanged", "settling", "torn", "taken"
+
+#: size, mtime_ns, inode
+_Mark = Tuple[int, int, int]
+_Found = Dict[str, os.stat_result]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file to be stored: what it is called, and where its bytes are."""
+
+    path: str
+    source: Path
+    size: int
+    mtime_ns: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One state of the checkpoint folder, lying still in `folder`."""
+
+    folder: Path
+    items: Tuple[Item, ...]
+    #: monotonic time at which the job had last changed it
+    changed_at: float
+
+    @property
+    def size(self) -> int:
+        return sum(item.size for item in self.items)
+
+
+@dataclass
+class _Unit:
+    """Files that are judged together: the folder's own, or those of one checkpoint-N."""
+
+    names: FrozenSet[str]
+    names_since: float
+    marks: FrozenSet[Tuple[str, _Mark]]
+    since: float
+
+
+@dataclass
+class Seen:
+    """What earlier looks found; one for each folder that is watched."""
+
+    #: what the last look came to: EMPTY, UNCHANGED, SETTLING, TORN or TAKEN
+    state: str = EMPTY
+    #: seconds until another look can find more; 0 when nothing is waited for
+    wait_s: float = 0.0
+    #: monotonic time of the last change seen; None before the first look
+    changed_at: Optional[float] = None
+    #: path -> (size, mtime_ns) of the last snapshot
+    taken: Dict[str, Tuple[int, int]] = field(default_factory=dict)
+    _units: Dict[str, _Unit] = field(default_factory=dict)
+    _verdicts: Dict[str, Tuple[_Mark, Optional[bool]]] = field(default_factory=dict)
+    _looked_at: Optional[float] = None
+    _ended_at: Optional[float] = None
+
+    def proved(self, path: str) -> bool:
+        """Whether the last look found this file whole by its format."""
+        return path in self._verdicts and self._verdicts[path][1] is True
+
+
+def temporary(name: str) -> bool:
+    """Whether a file or folder of this name is still being written."""
+    return any(fnmatch(name, pattern) for pattern in (*_TEMPORARY, _ORBAX_TEMPORARY))
+
+
+def journal(path: str) -> bool:
+    """Whether this is a log: its growing is no new checkpoint."""
+    name = path.rpartition("/")[2]
+    return any(fnmatch(name, pattern) for pattern in _JOURNALS)
+
+
+def take(
+    source: Path,
+    stage: Path,
+    *,
+    clock: Clock,
+    settle_s: float = 2.0,
+    seen: Seen,
+    pids: Iterable[int] = (),
+    ended: bool = False,
+    clean: bool = True,
+) -> Optional[Snapshot]:
+    """A copy of `source` in the new folder `stage`; None if there is nothing new, or it is not stable now.
+
+    `seen` tells which, and when to come again. `pids`: processes whose open files are left alone (Linux).
+    `ended`: nobody writes any more, so nothing has to settle; unless not `clean`: a process that was
+    killed or crashed may have left half a state, and then only what had settled before, or what its
+    format proves whole, is taken. OSError if the copy cannot be written; nothing is left behind then.
+    ENOSPC also if there would be no room left for the job's own next save.
+    """
+    now = clock.monotonic()
+    root = os.path.realpath(source)
+    seen.wait_s = 0.0
+    try:
+        found = _scan(root)
+        core = {path: info for path, info in found.items() if not journal(path)}
+        chosen = _choose(root, core, seen, clock, settle_s, pids, ended=ended, clean=clean)
+    except (FileNotFoundError, NotADirectoryError):
+        # a file or folder went while we looked at it: a rotation at work
+        seen.state, seen.wait_s = (TORN, settle_s) if os.path.isdir(root) else (EMPTY, 0.0)
+        return None
+    if not chosen:
+        return None
+    units = {_unit(path) for path in chosen}
+    journals = [p for p in found if p not in core and (_unit(p) in units or not _unit(p))]
+    _check_room(stage, sum(core[p].st_size for p in chosen), spare=not ended)
+    kept = False
+    try:
+        items = _copy(root, stage, {p: found[p] for p in (*chosen, *journals)})
+        again = {p: _mark(i) for p, i in _scan(root).items() if _unit(p) in units}
+        kept = {p: m for p, m in again.items() if not journal(p)} == chosen and all(
+            complete(item.source, deep=True) for item in items if seen.proved(item.path)
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        kept = False
+    finally:
+        if not kept:
+            shutil.rmtree(stage, ignore_errors=True)
+    if not kept:
+        seen.state, seen.wait_s = TORN, settle_s
+        return None
+    seen.state = TAKEN
+    seen.taken = {path: mark[:2] for path, mark in chosen.items()}
+    return Snapshot(stage, items, now if seen.changed_at is None else seen.changed_at)
+
+
+def look(source: Path, *, clock: Clock, seen: Seen) -> None:
+    """See what is there without taking it, so that the settle time runs. OSError if it cannot be read."""
+    root = os.path.realpath(source)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        core = {path: info for path, info in _scan(root).items() if not journal(path)}
+        _remember(seen, _group(core), core, clock, ended=False)
+
+
+def _scan(root: str) -> _Found:
+    """Every file below, by its path, but temporary ones. Links are followed where they stay inside."""
+    found: _Found = {}
+    pending: List[Tuple[str, str, bool]] = [("", root, False)]
+    while pending:
+        prefix, folder, linked = pending.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if temporary(entry.name):
+                    continue
+                target, link = entry.path, entry.is_symlink()
+                if link:
+                    target = os.path.realpath(entry.path)
+                    if linked or not target.startswith(root + os.sep) or not os.path.exists(target):
+                        continue
+                info = os.stat(target, follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode):
+                    # a link to a folder that holds it would never end
+                    if not (link and (folder + os.sep).startswith(target + os.sep)):
+                        pending.append((f"{prefix}{entry.name}/", target, linked or link))
+                elif stat.S_ISREG(info.st_mode):
+                    found[prefix + entry.name] = info
+    return found
+
+
+def _choose(
+    root: str,
+    core: _Found,
+    seen: Seen,
+    clock: Clock,
+    settle_s: float,
+    pids: Iterable[int],
+    *,
+    ended: bool,
+    clean: bool,
+) -> Dict[str, _Mark]:
+    """The files to take now, with their marks; empty if none, and then `seen.state` says why."""
+    now = clock.monotonic()
+    units = _group(core)
+    _remember(seen, units, core, clock, ended=ended)
+    if ended and seen._ended_at is None:
+        seen._ended_at = now
+    judged_at = now if seen._ended_at is None else seen._ended_at
+    unfinished = _unfinished(units)
+    chosen: Dict[str, _Mark] = {}
+    for name, marks in units.items():
+        if name not in unfinished:
+            chosen.update(marks)
+    if not chosen:
+        seen.state = TORN if unfinished else EMPTY
+        return {}
+    if {path: mark[:2] for path, mark in chosen.items()} == seen.taken:
+        seen.state = UNCHANGED
+        return {}
+
+    busy = _written(pids, root)
+    numbered = 0
+    for name, marks in units.items():
+        if name in unfinished:
+            continue
+        known = seen._units[name]
+        settled = judged_at - known.since >= settle_s or (ended and clean)
+        alone = len(chosen) == 1 and _proves_itself(next(iter(marks)))
+        named = judged_at - known.names_since >= settle_s or (ended and clean)
+        early = ended or judged_at - known.since >= min(settle_s, _TICK_S)
+        if not settled:
+            left = _TICK_S if alone and named else settle_s - (judged_at - known.since)
+            seen.wait_s = max(seen.wait_s, min(left, settle_s))
+        whole = False
+        if not (busy and busy.intersection(os.path.realpath(Path(root, path)) for path in marks)):
+            if settled or (name and ended):
+                whole = all(_verdict(seen, root, p, m) is not False for p, m in marks.items())
+            elif alone and named and early:
+                whole = all(_verdict(seen, root, p, m) for p, m in marks.items())
+        if whole:
+            numbered += bool(name)
+        elif name:
+            unfinished.add(name)
+            for path in marks:
+                del chosen[path]
+        else:
+            seen.state = TORN if settled else SETTLING
+            seen.wait_s = seen.wait_s or settle_s
+            return {}
+    if unfinished and not numbered:
+        # without any of its numbered folders, what is left is not a checkpoint
+        seen.state, seen.wait_s = SETTLING, seen.wait_s or settle_s
+        return {}
+    if {path: mark[:2] for path, mark in chosen.items()} == seen.taken:
+        seen.state = UNCHANGED
+        return {}
+    return chosen
+
+
+def _group(core: _Found) -> Dict[str, Dict[str, _Mark]]:
+    units: Dict[str, Dict[str, _Mark]] = {}
+    for path, info in core.items():
+        units.setdefault(_unit(path), {})[path] = _mark(info)
+    return units
+
+
+def _unit(path: str) -> str:
+    """The checkpoint-N folder that a file belongs to; "" for all others."""
+    parts = path.split("/")[:-1]
+    for index, part in enumerate(parts):
+        if _NUMBERED.fullmatch(part):
+            return "/".join(parts[: index + 1])
+    return ""
+
+
+def _unfinished(units: Dict[str, Dict[str, _Mark]]) -> Set[str]:
+    """The units that say of themselves that they are not ready."""
+    names = {unit: {p[len(unit) :].lstrip("/") for p in marks} for unit, marks in units.items()}
+    last = {unit for unit in units if unit and _any(names[unit], _LAST)}
+    # in somebody's own checkpoint-5 there may never be a last file: only a Trainer's folder has to have one
+    trainers = {unit for unit in units if unit and (last or _any(names[unit], _TRAINER))}
+    marked = {unit for unit in units if any(n.endswith(_UNFINISHED) for n in names[unit])}
+    return (trainers - last) | marked
+
+
+def _any(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for name in names for pattern in patterns)
+
+
+def _remember(
+    seen: Seen,
+    units: Dict[str, Dict[str, _Mark]],
+    core: _Found,
+    clock: Clock,
+    *,
+    ended: bool,
+) -> None:
+    now = clock.monotonic()
+    # the wall clock may jump: what it says of a file's age is believed within the time since the last look
+    most = now if seen._looked_at is None else now - seen._looked_at
+    looked: Dict[str, _Unit] = {}
+    for name, marks in units.items():
+        since = now
+        if ended:
+            # no look may have fallen between the last save and the end: then the kernel's stamp has to do,
+            # the one that no copying tool can set
+            since -= _age(clock, (max(core[p].st_ctime, core[p].st_mtime) for p in marks), most)
+        fresh = _Unit(frozenset(marks), since, frozenset(marks.items()), since)
+        old = seen._units.get(name)
+        if old and old.names == fresh.names:
+            fresh.names_since = old.names_since
+        if old and old.marks == fresh.marks:
+            fresh.since = old.since
+        looked[name] = fresh
+    before = {name: unit.marks for name, unit in seen._units.items()}
+    if core and {name: unit.marks for name, unit in looked.items()} != before:
+        seen.changed_at = now - _age(clock, (info.st_mtime for info in core.values()), most)
+    seen._units, seen._looked_at = looked, now
+    seen._verdicts = {p: v for p, v in seen._verdicts.items() if p in core}
+
+
+def _age(clock: Clock, stamps: Iterable[float], most: float) -> float:
+    return min(max(0.0, clock.time() - max(stamps)), most)
+
+
+def _verdict(seen: Seen, root: str, path: str, mark: _Mark) -> Optional[bool]:
+    known = seen._verdicts.get(path)
+    if not known or known[0] != mark:
+        known = seen._verdicts[path] = (mark, complete(Path(root, path)))
+    return known[1]
+
+
+def _proves_itself(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() not in _WHOLE_MIDWAY
+
+
+def _mark(info: os.stat_result) -> _Mark:
+    return (info.st_size, info.st_mtime_ns, info.st_ino)
+
+
+def _written(pids: Iterable[int], root: str) -> Set[str]:
+    """Files below `root` that one of these processes has open for writing; Linux only, as far as it lets us look."""
+    busy: Set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError, ValueError):
+                    target = os.readlink(f"/proc/{pid}/fd/{name}")
+                    if target.startswith(root + os.sep) and _writable(f"/proc/{pid}/fdinfo/{name}"):
+                        busy.add(target)
+    return busy
+
+
+def _writable(fdinfo: str) -> bool:
+    with open(fdinfo, encoding="ascii") as file:
+        for line in file:
+            if line.startswith("flags:"):
+                return bool(int(line.split()[1], 8) & (os.O_WRONLY | os.O_RDWR))
+    return False
+
+
+def _check_room(stage: Path, size: int, *, spare: bool) -> None:
+    stage.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(stage.parent).free
+    if free < size * (2 if spare else 1):
+        detail = (
+            f"a copy of {size / 1e6:.0f} MB needs more than the {free / 1e6:.0f} MB that are free"
+        )
+        raise OSError(errno.ENOSPC, detail)
+
+
+def _copy(root: str, stage: Path, files: _Found) -> Tuple[Item, ...]:
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    items = []
+    for path, info in sorted(files.items()):
+        target = stage / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if journal(path):
+            _copy_beginning(os.path.join(root, path), target, info.st_size)
+        else:
+            shutil.copyfile(os.path.join(root, path), target)
+        size = target.stat().st_size
+        items.append(Item(path, target, size, info.st_mtime_ns, stat.S_IMODE(info.st_mode)))
+    return tuple(items)
+
+
+def _copy_beginning(source: str, target: Path, size: int) -> None:
+    with open(source, "rb") as reader, open(target, "wb") as writer:
+        while size > 0:
+            chunk = reader.read(min(size, 1 << 20))
+            if not chunk:
+                return
+            size -= len(chunk)
+            writer.write(chunk)
