@@ -7,7 +7,7 @@ a job's current one. Does not know stores or tickets.
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlmodel import col, delete, select
@@ -50,8 +50,12 @@ _FIELDS = frozenset(
 )
 
 
-def allocate(w: Writing, session_id: str, job_id: str, slot: int, *, why: str) -> str:
+def allocate(
+    w: Writing, session_id: str, job_id: str, slot: int, *, why: str, place: int = 0
+) -> str:
     """PENDING -> ACTIVE with a new epoch and an ALLOCATED attempt; its id.
+
+    `place` is its place among those allocated in the same moment: they keep this order.
 
     StaleEpochError: the job is not pending any more, or the session has ended.
     """
@@ -87,7 +91,7 @@ def allocate(w: Writing, session_id: str, job_id: str, slot: int, *, why: str) -
             state=AttemptState.ALLOCATED.value,
             platform=session.platform,
             card=session.card_seen or session.card,
-            created_at=w.now,
+            created_at=w.now + timedelta(microseconds=place),
             base_epoch=base.epoch if base else 0,
             base_generation=base.generation if base else 0,
         )

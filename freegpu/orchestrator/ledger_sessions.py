@@ -88,7 +88,10 @@ def plan(
         platform=platform,
         data={"card": offer.card, "count": offer.count, "reserve_s": reserved},
     )
-    attempts = [ledger_attempts.allocate(w, session_id, job, slot, why=why) for job, slot in jobs]
+    attempts = [
+        ledger_attempts.allocate(w, session_id, job, slot, why=why, place=place)
+        for place, (job, slot) in enumerate(jobs)
+    ]
     return session_id, attempts
 
 

@@ -45,9 +45,8 @@ _JOBS = _select(
     [f"j.{name}" for name in _of(Job) if name != "checkpoint"]
     + [f"c.{name} AS c_{name}" for name in rows.CHECKPOINT_COLUMNS],
 )
-_WAITING = _select(
-    "jobs j LEFT JOIN checkpoints c ON c.id = j.checkpoint_id", rows.WAITING_COLUMNS
-) + (
+_WAITING = _select("jobs j LEFT JOIN checkpoints c ON c.id = j.checkpoint_id", rows.WAITING_COLUMNS)
+_READY = (
     " WHERE j.state = 'pending' AND (j.not_before IS NULL OR j.not_before <= ?)"
     " AND NOT EXISTS (SELECT 1 FROM afters a JOIN jobs b ON b.id = a.after"
     " WHERE a.job = j.id AND b.state <> 'succeeded') ORDER BY j.seq"
@@ -178,7 +177,7 @@ class Reader:
         ):
             avoid.setdefault(job, {})[platform] = why
         nothing: dict[str, str] = {}
-        found = self._fetch(_WAITING, moment)
+        found = self._fetch(_WAITING + _READY, moment)
         return tuple(rows.waiting(row, avoid.get(row[0], nothing)) for row in found)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
@@ -201,7 +200,8 @@ class Reader:
         where, values = _where(job=job, session=session)
         if open_only:
             where = _and(where, f"state <> '{AttemptState.ENDED.value}'")
-        sql = _ATTEMPTS + where + " ORDER BY created_at, job, number"
+        order = "number" if job is not None else "created_at, job, number"
+        sql = _ATTEMPTS + where + f" ORDER BY {order}"
         return [rows.attempt(row) for row in self._dicts(sql, *values)]
 
     def attempt(self, id: str) -> Attempt:

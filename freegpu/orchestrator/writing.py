@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import Executable
 from sqlmodel import Session, SQLModel, col, create_engine, select, update
@@ -144,6 +144,8 @@ class Writer:
                     yield Writing(session, utc(self._clock), self._rng)
             except DBAPIError as error:
                 raise named(error, self._target) from error
+            except StatementError as error:  # a value that no column takes, e.g. a naive time
+                raise ValueError(str(error.orig or error)) from error
 
     def close(self) -> None:
         """Let go of the database."""
