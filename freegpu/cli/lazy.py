@@ -1,0 +1,87 @@
+"""A group whose commands are imported when they are called: `freegpu --help` costs no more than click.
+
+Decides which commands there are, in which order help lists them, and in which module each one lives.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import click
+
+__all__ = ["COMMANDS", "SECTIONS", "LazyGroup"]
+
+#: heading -> name -> (module, attribute, the line that help shows). The line is the first of the command's own help
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = MappingProxyType(
+    {
+        "Begin": {
+            "demo": (
+                "demo",
+                "demo",
+                "See everything end to end on this machine, without an account.",
+            ),
+            "init": ("setup", "init", "Make the home ready: ledger, key, store, platforms."),
+            "doctor": ("setup", "doctor", "Check what is installed, reachable and configured."),
+        },
+        "Jobs": {
+            "submit": ("submit", "submit", "Submit the jobs of a job spec."),
+            "cancel": ("control", "cancel", "Cancel jobs."),
+            "retry": ("control", "retry", "Try a failed or cancelled job again."),
+            "interrupt": ("control", "interrupt", "Rehearse a preemption of a running job."),
+            "pull": ("pull", "pull", "Bring a job's outputs here, verified."),
+        },
+        "Looking": {
+            "status": ("status", "status", "Show platforms with quota, sessions and jobs."),
+            "jobs": ("jobs", "jobs", "List jobs."),
+            "show": ("jobs", "show", "Show everything about one job."),
+            "why": ("jobs", "why", "Tell why a job is where it is, platform by platform."),
+            "logs": ("logs", "logs", "Print a job's output, over all its attempts."),
+        },
+        "Running": {
+            "up": ("up", "up", "Move jobs on until stopped."),
+            "tick": ("up", "tick", "Move jobs on once."),
+            "gc": ("gc", "gc", "Delete what nothing refers to any more."),
+        },
+        "About": {
+            "schema": ("about", "schema", "Print the JSON Schema of a job spec, for editors."),
+            "version": ("about", "version", "Print the version."),
+        },
+    }
+)
+
+COMMANDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+)
+
+
+class LazyGroup(click.Group):
+    """The commands of COMMANDS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        found: click.Command = getattr(importlib.import_module(f"freegpu.cli.{module}"), attribute)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not (name in COMMANDS or name.startswith("-") or ctx.resilient_parsing):
+            import difflib
+
+            near = difflib.get_close_matches(name[:40].lower(), COMMANDS, n=1, cutoff=0.5)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            ctx.fail(f"there is no command {name[:40]!r}{meant}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, commands in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, entry[2]) for name, entry in commands.items()])

@@ -1,0 +1,124 @@
+"""`init` and `doctor`: making a home, and telling what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from freegpu.cli.call import Call, Result
+from freegpu.cli.command import command
+from freegpu.cli.output import Output
+from freegpu.cli.plain import Failure
+from freegpu.cli.text import pad, safe, width
+from freegpu.errors import ConfigError, FreeGPUError
+
+if TYPE_CHECKING:
+    from freegpu.orchestrator.views import Check
+
+
+@command("init", example="FREEGPU_HOME=~/gpu freegpu init")
+def init(call: Call) -> Result:
+    """Make the home ready: ledger, key, store, platforms.
+
+    Running it again changes nothing. No command needs it: the first one that writes does the same.
+    """
+    from freegpu.config import FILE_NAME, without_password
+
+    with call.workspace() as workspace:
+        made = workspace.init()
+    data = {
+        "home": made.home,
+        "store": without_password(made.store),
+        "db": without_password(made.db),
+        "platforms": made.platforms,
+        "created": made.created,
+    }
+
+    def show(out: Output) -> None:
+        out.line("made a new home" if made.created else "this home was ready already")
+        out.facts(
+            [
+                ("home", made.home),
+                ("store", str(data["store"])),
+                ("ledger", str(data["db"])),
+                ("platforms", ", ".join(made.platforms) or "none"),
+            ]
+        )
+        out.note(f"settings go into {made.home}/{FILE_NAME}; `freegpu doctor` checks them")
+
+    return Result(data=data, show=show)
+
+
+@command("doctor", example="freegpu doctor\nfreegpu doctor local --live")
+@click.argument("platform", required=False, metavar="[PLATFORM]")
+@click.option(
+    "--live", is_flag=True, help="Really run a one-line job on each platform, in a home of its own."
+)
+def doctor(call: Call, platform: str | None, live: bool) -> Result:
+    """Check what is installed, reachable and configured.
+
+    Each line says ok, problem or information, and what to do. Exit code 0 if nothing is broken, 10 otherwise.
+    """
+    settings: dict[str, Any] = {}
+    try:
+        settings = _settings(call)
+        with call.workspace() as workspace:
+            checks = list(workspace.doctor(platform))
+            if live:
+                from freegpu.cli import live as rehearsal
+
+                checks += rehearsal.run(call, platform)
+    except FreeGPUError as error:
+        # a home or settings file that cannot be used is a finding like any other
+        from freegpu.orchestrator.views import Check
+
+        name = "settings" if isinstance(error, ConfigError) else "home"
+        checks = [Check(name=name, ok=False, detail=str(error), hint=error.hint)]
+    broken = [check for check in checks if check.ok is False]
+    return Result(
+        data={"checks": checks, "settings": settings},
+        show=lambda out: _show(out, checks, settings, everything=platform is None),
+        exit_code=ConfigError.exit_code if broken else 0,
+        errors=tuple(
+            Failure(code="doctor", message=f"{c.name}: {c.detail}", hint=c.hint) for c in broken
+        )
+        if call.json
+        else (),
+    )
+
+
+def _settings(call: Call) -> dict[str, Any]:
+    """Every setting with its origin."""
+    from freegpu.config import NUMBERS, without_password
+
+    settings = call.settings
+    found: dict[str, Any] = {}
+    for name in ("home", "store", "db", *NUMBERS):
+        value = getattr(settings, name)
+        shown = value if isinstance(value, int | float) else without_password(str(value))
+        found[name] = {"value": shown, "source": settings.sources.get(name, "default")}
+    return found
+
+
+def _show(
+    out: Output, checks: Sequence[Check], settings: dict[str, Any], *, everything: bool
+) -> None:
+    words = {True: ("ok", "good"), False: ("problem", "bad"), None: ("information", "dim")}
+    wide = max((width(safe(check.name)) for check in checks), default=0)
+    for check in checks:
+        word, style = words[check.ok]
+        out.line(
+            f"{out.paint(pad(word, 11), style)}  {pad(safe(check.name), wide)}  {safe(check.detail)}"
+        )
+        if check.hint:
+            out.line(f"{' ' * (wide + 15)}{out.paint('-> ' + safe(check.hint), 'busy')}")
+    changed = {n: e for n, e in settings.items() if e["source"] not in ("default",)}
+    if everything and changed:
+        out.line()
+        out.title("Settings that are not the default")
+        out.facts([(name, f"{e['value']} (from {e['source']})") for name, e in changed.items()])
+    broken = sum(check.ok is False for check in checks)
+    out.line()
+    out.line(f"{broken} problem{'s' if broken > 1 else ''}" if broken else "nothing is broken")
