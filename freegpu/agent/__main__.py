@@ -1,0 +1,111 @@
+"""`python3 freegpu-agent.pyz PROFILE.json`: the agent as a program.
+
+Exit codes: 0 the session ended in an orderly way (exit.json says how), 2 the profile is not usable,
+3 an agent of this session is or was at work already, 4 the store belongs to somebody else,
+5 the store could not be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, List, Optional
+
+#: wait this long for the store at the start: a mount may come up after us
+_STORE_PATIENCE_S = 120.0
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Run one session. Returns the exit code."""
+    from freegpu.agent.lanes import say
+
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+        say("usage: python3 freegpu-agent.pyz PROFILE.json")
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    if sys.version_info < (3, 9):
+        say(f"needs Python 3.9 or newer, this is {sys.version.split()[0]}")
+        return 2
+
+    from freegpu.agent import wire
+
+    try:
+        profile = wire.Profile.from_json(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+        work = Path(profile.work)
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        say(f"the profile {arguments[0]} is not usable: {error}")
+        return 2
+    lock = _lock(work)
+    if lock is None:
+        say(f"another agent is at work in {work}")
+        return 3
+    code = _session(profile, work)
+    os.close(lock)
+    return code
+
+
+def _session(profile: Any, work: Path) -> int:
+    from freegpu.agent import loop
+    from freegpu.agent.clock import BootClock
+    from freegpu.agent.lanes import say
+    from freegpu.agent.stores import StoreError, check_home, open_store
+    from freegpu.agent.stores.base import ForeignStore
+
+    clock = BootClock()
+    started = clock.monotonic()
+    while True:
+        try:
+            store = open_store(profile.store)
+            check_home(store, profile.home)
+            if not _was_here(store, profile):
+                break
+        except ForeignStore as error:
+            say(str(error))
+            return 4
+        except ValueError as error:
+            say(str(error))
+            return 2
+        except StoreError as error:
+            if clock.monotonic() - started > _STORE_PATIENCE_S:
+                say(f"the store cannot be reached: {error}")
+                return 5
+            clock.sleep(1.0)
+        else:
+            say("this session has had its agent; start a new session")
+            return 3
+    loop.write_exit(work, loop.run(profile, store, clock, started))
+    return 0
+
+
+def _was_here(store: Any, profile: Any) -> bool:
+    """Whether an agent has said hello in this session: a second one would number its events like the first."""
+    from freegpu.agent import wire
+    from freegpu.agent.stores.base import ObjectMissing
+
+    try:
+        wire.unpack(store.get(wire.hello_key(profile.session)), bytes.fromhex(profile.key))
+    except (ObjectMissing, wire.Unreadable):
+        return False
+    return True
+
+
+def _lock(work: Path) -> Optional[int]:
+    """Hold the work folder for one agent; None if another one has it."""
+    import fcntl
+
+    file = os.open(work / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    except OSError:  # a folder on a mount without locks: then only hello.json tells
+        return file
+    return file
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The agent as one file: `freegpu-agent.pyz`, built from this very installation.
+
+Reproducible: the same sources give the same bytes, so its digest names it in the store and a session that has
+it already does not fetch it again. Needs the package's own sources, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import zipfile
+from pathlib import Path
+
+import freegpu
+from freegpu.errors import FreeGPUError
+
+__all__ = ["build"]
+
+#: the first moment that a zip file can express; no real date, so that builds are equal
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MAIN = """import sys
+if sys.version_info < (3, 9):
+    sys.stderr.write("freegpu-agent: needs Python 3.9 or newer, this is %s\\n" % sys.version.split()[0])
+    sys.exit(2)
+from freegpu.agent.__main__ import main
+sys.exit(main())
+"""
+
+
+def build(target_dir: Path) -> tuple[Path, str]:
+    """The archive in this folder and its SHA-256; built only if it is not there yet.
+
+    The file is named by its sources' digest, so a newer freegpu never runs an older agent.
+    FreeGPUError: the sources are not readable, or the folder cannot be written.
+    """
+    try:
+        sources = _sources(Path(freegpu.__file__).parent)
+        target_dir.mkdir(parents=True, exist_ok=True)
+        path = target_dir / f"freegpu-agent-{_digest(sources)[:16]}.pyz"
+        if not path.is_file():
+            _write(path, sources)
+        return path, hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        message = f"the agent's archive cannot be made in {target_dir}: {error.strerror or error}"
+        raise FreeGPUError(message, hint="check that the folder can be written") from error
+
+
+def _sources(package: Path) -> dict[str, bytes]:
+    """Names in the archive and their bytes, sorted."""
+    files = [package / "__init__.py", *sorted((package / "agent").rglob("*.py"))]
+    named = {f"freegpu/{file.relative_to(package).as_posix()}": file.read_bytes() for file in files}
+    return {"__main__.py": _MAIN.encode(), **named}
+
+
+def _digest(sources: dict[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, data in sources.items():
+        digest.update(f"{name}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _write(path: Path, sources: dict[str, bytes]) -> None:
+    """Write it aside and rename: two commands may build it at the same time."""
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with zipfile.ZipFile(hidden, "w") as archive:
+            for name, data in sources.items():
+                entry = zipfile.ZipInfo(name, date_time=_EPOCH)
+                entry.external_attr = 0o100644 << 16
+                entry.create_system = 3  # the same on every system that builds it
+                archive.writestr(entry, data, zipfile.ZIP_DEFLATED, 9)
+        os.replace(hidden, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            hidden.unlink()
