@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ PG_SCHEMA = "freegpu"
 #: PRAGMA application_id of a SQLite ledger: "fgpu"
 APPLICATION_ID = 0x66677075
 
+#: SQLite's words for "the -shm file cannot be made"
+_NO_SHM = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR_SHM")
+#: bytes below which a disk counts as full when a write failed
+_FULL = 256 * 1024
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
@@ -70,8 +75,15 @@ def parse(url: str) -> Target:
     )
 
 
+class FrozenConnection(sqlite3.Connection):
+    """Reads the file as it was when it was opened: for one question only."""
+
+
 def connect_sqlite(path: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection in autocommit; readers get mode=ro. sqlite3.Error as it comes."""
+    """A connection in autocommit; readers get mode=ro. sqlite3.Error as it comes.
+
+    A reader may get a FrozenConnection.
+    """
     location = "file:" + quote(str(path.absolute()))
     if write:
         return _sqlite(
@@ -81,11 +93,11 @@ def connect_sqlite(path: Path, *, write: bool) -> sqlite3.Connection:
     try:
         return _sqlite(location + "?mode=ro", look)
     except sqlite3.OperationalError as error:
-        # A read-only folder: WAL wants its -shm file there and cannot make it. Without a journal that
-        # still has to be played, the file itself is the whole truth and may be read as it is.
-        if not _code(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")) or _has_wal(path):
+        # A read-only folder or a full disk: WAL wants its -shm file and cannot make it. Without a journal
+        # that still has to be played, the file itself is the whole truth and may be read as it is.
+        if not _code(error).startswith(_NO_SHM) or _has_wal(path):
             raise
-    return _sqlite(location + "?mode=ro&immutable=1", look)
+    return _sqlite(location + "?mode=ro&immutable=1", look, factory=FrozenConnection)
 
 
 def connect_postgres(dsn: str) -> Any:
@@ -170,9 +182,16 @@ _RESCUE = (
 _OWN = "check who owns it and its permissions, or set FREEGPU_DB to another place"
 
 
-def _sqlite(uri: str, *first: str) -> sqlite3.Connection:
+def _sqlite(
+    uri: str, *first: str, factory: type[sqlite3.Connection] = sqlite3.Connection
+) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        uri, uri=True, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False
+        uri,
+        uri=True,
+        timeout=PATIENCE_S,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=factory,
     )
     try:
         for statement in first:
@@ -181,6 +200,13 @@ def _sqlite(uri: str, *first: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _disk_full(target: Target) -> bool:
+    try:
+        return target.path is not None and shutil.disk_usage(target.path.parent).free < _FULL
+    except OSError:
+        return False
 
 
 def _has_wal(path: Path) -> bool:
@@ -205,7 +231,7 @@ def _named_sqlite(error: sqlite3.Error, target: Target) -> FreeGPUError:
     code, where = _code(error), target.shown
     if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return LedgerCorruptError(f"the ledger {where} is damaged: {error}", hint=_RESCUE)
-    if code.startswith("SQLITE_FULL"):
+    if code.startswith("SQLITE_FULL") or (code.startswith("SQLITE_IOERR") and _disk_full(target)):
         return LedgerError(
             f"no space is left for the ledger {where}; nothing was changed",
             hint="free some space on that disk and run the command again",

@@ -17,7 +17,13 @@ from typing import Any
 from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerError
 from freegpu.jobs.lifecycle import AttemptState, JobState, SessionState
 from freegpu.orchestrator import migrations, rows
-from freegpu.orchestrator.database import Target, connect_postgres, connect_sqlite, named
+from freegpu.orchestrator.database import (
+    FrozenConnection,
+    Target,
+    connect_postgres,
+    connect_sqlite,
+    named,
+)
 from freegpu.orchestrator.model import (
     Attempt,
     AuditEvent,
@@ -71,9 +77,7 @@ class Reader:
     def close(self) -> None:
         """Let go of the database; the next question opens it again."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self._hang_up()
 
     def version(self) -> int:
         """The schema version. SchemaVersionError for a newer one, LedgerCorruptError for no ledger."""
@@ -299,15 +303,23 @@ class Reader:
                 if self._target.is_sqlite:
                     cursor = self._opened().execute(sql, values)
                 else:
-                    # a server that was restarted closes the line: one new try
+                    # a server that was restarted closed the line: dial once more
                     if self._connection is not None and self._connection.broken:
-                        self._connection = None
+                        self._hang_up()
                     cursor = self._opened().execute(sql.replace("?", "%s"), values)
                 return cursor.fetchall(), [column[0] for column in cursor.description or ()]
             except FreeGPUError:
                 raise
             except Exception as error:
                 raise named(error, self._target) from error
+            finally:
+                if isinstance(self._connection, FrozenConnection):
+                    self._hang_up()
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _fetch(self, sql: str, *values: Any) -> list[Any]:
         return self._query(sql, values)[0]
