@@ -15,6 +15,7 @@ from freegpu import __version__
 from freegpu.cli.call import Call, failure
 from freegpu.cli.command import common_options
 from freegpu.cli.lazy import LazyGroup
+from freegpu.cli.output import ReaderGone
 from freegpu.cli.plain import Failure
 from freegpu.errors import FreeGPUError
 
@@ -25,6 +26,8 @@ INTERNAL = 1
 USAGE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+#: set by a shell that asks for completions; see docs/reference/cli.md
+COMPLETE_VARIABLE = "_FREEGPU_COMPLETE"
 
 
 @click.group(
@@ -56,26 +59,37 @@ def run(argv: Sequence[str], *, call: Call | None = None) -> int:
     # a command line that cannot be parsed must be answered in the form that was asked for all the same
     call.json = "--json" in before
     call.debug = False
+    completing = call.environ.get(COMPLETE_VARIABLE)
+    if completing:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(app, {"obj": call}, "freegpu", COMPLETE_VARIABLE, completing)
     try:
-        try:
-            code = app.main(args=options, prog_name="freegpu", standalone_mode=False, obj=call)
-            call.out.flush()
-        except BrokenPipeError:
-            raise
-        except (click.exceptions.Abort, KeyboardInterrupt):
-            return call.fail(Failure(code="interrupted", message="interrupted"), INTERRUPTED)
-        except Exception as error:
-            return _explain(call, error, debug="--debug" in before)
-        return code if isinstance(code, int) else call.exit_code
-    except BrokenPipeError:
+        return _invoke(call, options, debug="--debug" in before)
+    except ReaderGone:
         _close_quietly(call)
         return BROKEN_PIPE
 
 
+def _invoke(call: Call, options: list[str], *, debug: bool) -> int:
+    # not click's own main(): it takes any EPIPE, also one of a platform's socket, for a closed stdout
+    try:
+        with app.make_context("freegpu", options, obj=call) as context:
+            app.invoke(context)
+        call.out.flush()
+    except ReaderGone:
+        raise
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return call.fail(Failure(code="interrupted", message="interrupted"), INTERRUPTED)
+    except Exception as error:
+        return _explain(call, error, debug=debug)
+    return call.exit_code
+
+
 def _explain(call: Call, error: Exception, *, debug: bool) -> int:
     """Say in one sentence what happened; returns the exit code."""
-    if isinstance(error, click.exceptions.Exit):
-        return error.exit_code
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         if context is not None and context.parent is not None:

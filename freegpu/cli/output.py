@@ -6,6 +6,7 @@ Does not know commands.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -25,17 +26,27 @@ _STYLES = {"bold": "1", "dim": "2", "good": "32", "bad": "31", "busy": "36", "wa
 _KEPT = re.compile(rb"\x1b\[[0-9;:]*[mABCDGK]")
 _CONTROL = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # control sequence
-    rb"|\x1b[PX^_\]].{0,4096}?(?:\x07|\x1b\\)"  # text for the terminal itself
+    rb"|\x1b[PX^_\]][^\x07\x1b]*(?:\x07|\x1b\\)"  # text for the terminal itself
     rb"|\x1b[ -/]*[0-~]|\x1b"  # anything shorter
     rb"|[\x00-\x07\x0b-\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]",
     re.DOTALL,
 )
 #: a sequence whose end may come with the next chunk
-_UNFINISHED = re.compile(
-    rb"(?:\x1b(?:\[[0-?]*[ -/]*|[PX^_\]](?:[^\x07\x1b]|\x1b(?!\\))*|[ -/]*)|\xc2)\Z"
-)
+_UNFINISHED = re.compile(rb"(?:\x1b(?:\[[0-?]*[ -/]*|[PX^_\]][^\x07\x1b]*\x1b?|[ -/]*)|\xc2)\Z")
 #: and how many bytes of it are waited for
 _LONGEST = 4096
+
+
+class ReaderGone(Exception):  # noqa: N818 - what happened to them, no error of ours
+    """Whoever read stdout has closed it."""
+
+
+@contextmanager
+def _reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGone from error
 
 
 class Output:
@@ -48,14 +59,15 @@ class Output:
         stderr: TextIO | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self.stdout = sys.stdout if stdout is None else stdout
-        self.stderr = sys.stderr if stderr is None else stderr
+        # Python has None where the stream was closed before it began (`2>&-`)
+        self.stdout = stdout or sys.stdout or io.StringIO()
+        self.stderr = stderr or sys.stderr or io.StringIO()
         self.environ = os.environ if environ is None else environ
         self._escape = b""
         self._meter = False
         for stream in (self.stdout, self.stderr):
             reconfigure = getattr(stream, "reconfigure", None)
-            if reconfigure is not None:
+            if reconfigure is not None and not stream.closed:
                 # a name in Chinese must not end a command in a locale that cannot write it
                 reconfigure(errors="backslashreplace")
 
@@ -69,7 +81,7 @@ class Output:
     @property
     def talks_to_terminal(self) -> bool:
         """Whether a person reads stderr."""
-        return self.stderr.isatty()
+        return not self.stderr.closed and self.stderr.isatty()
 
     @property
     def room(self) -> int | None:
@@ -78,7 +90,8 @@ class Output:
 
     def _coloured(self, stream: TextIO) -> bool:
         return (
-            stream.isatty()
+            not stream.closed
+            and stream.isatty()
             and not self.environ.get("NO_COLOR")
             and self.environ.get("TERM") != "dumb"
         )
@@ -96,7 +109,8 @@ class Output:
 
     def line(self, words: str = "") -> None:
         """One line of data. Names of other people's making go through `text.safe` first."""
-        self.stdout.write(words + "\n")
+        with _reader():
+            self.stdout.write(words + "\n")
 
     def title(self, words: str) -> None:
         """A heading over a table."""
@@ -127,11 +141,12 @@ class Output:
         binary = getattr(self.stdout, "buffer", None)
         if self.on_terminal:
             data = self._harmless(data)
-        self.stdout.flush()
-        if binary is None:
-            self.stdout.write(data.decode("utf-8", "replace"))
-        else:
-            binary.write(data)
+        with _reader():
+            self.stdout.flush()
+            if binary is None:
+                self.stdout.write(data.decode("utf-8", "replace"))
+            else:
+                binary.write(data)
         self.flush()
 
     def _harmless(self, data: bytes) -> bytes:
@@ -142,8 +157,9 @@ class Output:
         return _CONTROL.sub(lambda m: m[0] if _KEPT.fullmatch(m[0]) else b"", data)
 
     def flush(self) -> None:
-        """Send out what is buffered. BrokenPipeError: the reader is gone."""
-        self.stdout.flush()
+        """Send out what is buffered. ReaderGone: nobody takes it."""
+        with _reader():
+            self.stdout.flush()
 
     # --- talk ---------------------------------------------------------------------------------------
 

@@ -106,10 +106,10 @@ def platform_row(view: PlatformView, now: datetime) -> Sequence[Cell]:
     if not view.source:
         quota = "no limit"
     else:
-        left = duration(view.left_s) if view.left_s is not None else "?"
-        quota = f"{duration(view.used_s or 0.0)} / {left}"
+        left = duration(view.left_s, days=False) if view.left_s is not None else "?"
+        quota = f"{duration(view.used_s or 0.0, days=False)} / {left}"
         if view.reserved_s:
-            quota += f" ({duration(view.reserved_s)} reserved)"
+            quota += f" ({duration(view.reserved_s, days=False)} reserved)"
     source = view.source
     if view.age_s is not None and view.age_s >= 60:
         source += f", {duration(view.age_s)} old"

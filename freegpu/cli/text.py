@@ -83,12 +83,15 @@ def pad(text: str, columns: int, *, right: bool = False) -> str:
 # --- values ------------------------------------------------------------------------------------------
 
 
-def duration(seconds: float | None) -> str:
-    """Two units at most: "3 d 4 h", "2 h 10 min", "45 s", "1.5 s"; "-" when not known."""
+def duration(seconds: float | None, *, days: bool = True) -> str:
+    """Two units at most: "3 d 4 h", "2 h 10 min", "45 s", "1.5 s"; "-" when not known.
+
+    Without `days` hours go on counting, as quotas are spoken of: "30 h".
+    """
     if seconds is None or seconds != seconds:
         return "-"
     if seconds < 0:
-        return "-" + duration(-seconds)
+        return "-" + duration(-seconds, days=days)
     if seconds == float("inf"):
         return "for ever"
     if 0 < seconds < 9.95:
@@ -102,10 +105,10 @@ def duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
-    if hours < 24:
+    if hours < 24 or not days:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(round(seconds / 3600), 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
+    whole_days, hours = divmod(round(seconds / 3600), 24)
+    return f"{whole_days} d {hours} h" if hours else f"{whole_days} d"
 
 
 def until(moment: datetime | None, now: datetime) -> str:

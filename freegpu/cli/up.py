@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from freegpu.cli.call import Call, Result
 from freegpu.cli.command import command
-from freegpu.cli.output import Output
+from freegpu.cli.output import Output, ReaderGone
 from freegpu.cli.plain import Failure
 from freegpu.cli.text import safe
 from freegpu.errors import LedgerBusyError
@@ -53,7 +53,7 @@ def up(call: Call) -> Result:
     """
     stop = threading.Event()
     done = {"ticks": 0, "actions": 0, "errors": 0}
-    broken: list[OSError] = []
+    broken: list[Exception] = []
 
     def on_tick(ticked: Ticked) -> None:
         done["ticks"] += 1
@@ -62,7 +62,7 @@ def up(call: Call) -> Result:
         try:
             if ticked.actions or ticked.errors:
                 _tell(call, ticked)
-        except OSError as error:
+        except (OSError, ReaderGone) as error:
             # nobody reads any more, or the disk is full: end as every other command does
             broken.append(error)
             stop.set()

@@ -1,0 +1,446 @@
+"""A workspace with fixed answers, and a shell that runs a command line against it in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from freegpu.cli.app import run
+from freegpu.cli.call import Call
+from freegpu.cli.output import Output
+from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState
+from freegpu.jobs.model import Accelerator, JobSpec, Needs
+from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score
+from freegpu.orchestrator.views import (
+    BundleInfo,
+    Check,
+    DryRun,
+    Garbage,
+    Initialised,
+    JobDetail,
+    JobView,
+    LogChunk,
+    PlatformView,
+    Pulled,
+    SessionView,
+    SlotView,
+    Status,
+    Submitted,
+    Ticked,
+    Why,
+)
+
+NOW = datetime(2026, 12, 2, 12, 0, 0, tzinfo=UTC)
+
+
+def job_view(**changes: Any) -> JobView:
+    fields: dict[str, Any] = {
+        "id": "k3x9f2",
+        "name": "mnist",
+        "state": "active",
+        "why": "runs",
+        "platform": "kaggle",
+        "card": "T4",
+        "attempt": "k3x9f2-2",
+        "hops": 1,
+        "progress": Progress(step=1200.0, total=4000.0, remaining_s=7800.0, at=NOW),
+        "eta_s": 7800.0,
+        "checkpoint_at": NOW - timedelta(minutes=3),
+        "created_at": NOW - timedelta(hours=5),
+        "ended_at": None,
+        "lost_s": 12.5,
+        "priority": 0,
+        "deadline": None,
+    }
+    return JobView(**(fields | changes))
+
+
+SPEC = JobSpec(
+    name="mnist",
+    run="python train.py",
+    workdir="/home/me/mnist",
+    envs={"LR": "3e-4"},
+    secrets=("HF_TOKEN",),
+    needs=Needs(accelerators=(Accelerator(card="T4", count=2),), vram_gb=12.0),
+)
+CHECKPOINT = Checkpoint(
+    key="jobs/k3x9f2/checkpoints/1-4.json",
+    sha256="ab" * 32,
+    attempt="k3x9f2-1",
+    epoch=1,
+    generation=4,
+    step=1100,
+    size=52_428_800,
+    confirmed_at=NOW - timedelta(minutes=3),
+)
+JOB = Job(
+    id="k3x9f2",
+    seq=1,
+    name="mnist",
+    state=JobState.PENDING,
+    why="submitted",
+    spec=SPEC,
+    bundle="cd" * 32,
+    created_at=NOW,
+    updated_at=NOW,
+    ended_at=None,
+    epoch=0,
+    attempts=0,
+    failures=0,
+    preemptions=0,
+    not_before=None,
+    patience=1,
+    checkpoint=None,
+    progress=Progress(),
+    lost_s=0.0,
+    result_attempt="",
+    result_key="",
+    result_sha256="",
+)
+ATTEMPT = Attempt(
+    id="k3x9f2-1",
+    job="k3x9f2",
+    number=1,
+    epoch=1,
+    session="s-abcdefgh",
+    slot=0,
+    state=AttemptState.ENDED,
+    reason=EndReason.LOST,
+    detail="no sign of life over 6 looks",
+    exit_code=None,
+    platform="swift",
+    card="A100",
+    created_at=NOW - timedelta(hours=5),
+    started_at=NOW - timedelta(hours=4),
+    ended_at=NOW - timedelta(hours=1),
+    ticket_seq=1,
+    stop_reason=None,
+    stop_seq=0,
+    base_epoch=0,
+    base_generation=0,
+    saved_at=NOW - timedelta(hours=1),
+    run_s=10800.0,
+    lost_s=12.5,
+    outputs_key="",
+    outputs_sha256="",
+    progress=Progress(step=1100.0),
+    fenced=True,
+)
+EVENT = AuditEvent(
+    id=7,
+    at=NOW - timedelta(hours=1),
+    action="attempt_ended",
+    message="lost: goes on elsewhere",
+    job="k3x9f2",
+    attempt="k3x9f2-1",
+    session="s-abcdefgh",
+    platform="swift",
+    data={},
+)
+SCORES = (
+    Score(
+        platform="kaggle",
+        card="T4",
+        count=2,
+        where="new session",
+        feasible=True,
+        finish_s=9000.0,
+        speed=1.0,
+        sessions=1,
+        why="26 h left this week",
+    ),
+    Score(
+        platform="local",
+        card="CPU",
+        count=1,
+        where="new session",
+        feasible=False,
+        finish_s=None,
+        speed=0.05,
+        sessions=0,
+        why="the job wants T4 x2",
+    ),
+)
+STATUS = Status(
+    platforms=(
+        PlatformView(
+            name="kaggle",
+            account="me",
+            card="T4",
+            count=2,
+            vram_gb=16.0,
+            used_s=11400.0,
+            limit_s=108000.0,
+            left_s=93600.0,
+            reserved_s=3000.0,
+            resets_at=NOW + timedelta(days=3, hours=4),
+            source="live",
+            age_s=240.0,
+            attended=False,
+            open_sessions=1,
+            max_concurrent=2,
+            session_limit_s=43200.0,
+            problem="",
+        ),
+        PlatformView(
+            name="local",
+            account="me",
+            card="CPU",
+            count=1,
+            vram_gb=0.0,
+            used_s=None,
+            limit_s=None,
+            left_s=None,
+            reserved_s=0.0,
+            resets_at=None,
+            source="",
+            age_s=None,
+            attended=False,
+            open_sessions=0,
+            max_concurrent=1,
+            session_limit_s=None,
+            problem="",
+        ),
+    ),
+    sessions=(
+        SessionView(
+            id="s-abcdefgh",
+            platform="kaggle",
+            card="T4",
+            count=2,
+            state="live",
+            started_at=NOW - timedelta(hours=2),
+            limit_s=43200.0,
+            left_s=36000.0,
+            slots=(
+                SlotView(
+                    slot=0,
+                    job="k3x9f2",
+                    job_name="mnist",
+                    attempt="k3x9f2-2",
+                    phase="running",
+                    progress={"step": 1200},
+                ),
+                SlotView(slot=1, job="", job_name="", attempt="", phase="", progress=None),
+            ),
+            gpu=({"index": 0, "util": 97},),
+            silent=False,
+            queue=1,
+        ),
+    ),
+    jobs=(job_view(),),
+    counts={"active": 1, "succeeded": 3},
+    orchestrator="",
+)
+CHUNKS = (
+    LogChunk(attempt="k3x9f2-1", platform="swift", card="A100", data=b"step 1\n", first=True),
+    LogChunk(attempt="k3x9f2-2", platform="kaggle", card="T4", data=b"step 2 \xff\n", first=True),
+    LogChunk(attempt="k3x9f2-2", platform="kaggle", card="T4", data=b"done\n", first=False),
+)
+
+
+class FakeWorkspace:
+    """Answers what it is told; notes what it is asked. `fails`: method -> what it raises."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.fails: dict[str, BaseException] = {}
+        self.answers: dict[str, Any] = {}
+        self.opened = 0
+
+    def __enter__(self) -> Self:
+        self._answer("open", None)
+        self.opened += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.opened -= 1
+
+    def _answer(self, method: str, usual: Any, *asked: Any) -> Any:
+        self.asked.append((method, *asked))
+        if method in self.fails:
+            raise self.fails[method]
+        return self.answers.get(method, usual)
+
+    def init(self) -> Initialised:
+        usual = Initialised(
+            home="/h", store="folder:/h/store", db="/h/state.db", platforms=("local",), created=True
+        )
+        answer: Initialised = self._answer("init", usual)
+        return answer
+
+    def doctor(self, platform: str | None = None) -> Any:
+        usual = (
+            Check(name="freegpu", ok=None, detail="version 1"),
+            Check(name="store", ok=True, detail="writes and reads back"),
+        )
+        return self._answer("doctor", usual, platform)
+
+    def submit(
+        self,
+        path: str,
+        *,
+        overrides: Sequence[str] = (),
+        environ: Mapping[str, str],
+        on_progress: Any = None,
+    ) -> Any:
+        info = BundleInfo(sha256="cd" * 32, size=1234, files=3, reused=False)
+        usual = Submitted(jobs=(JOB,), notices=("disk_size has no meaning here",), bundle=info)
+        return self._answer("submit", usual, path, tuple(overrides))
+
+    def dry_run(
+        self, path: str, *, overrides: Sequence[str] = (), environ: Mapping[str, str]
+    ) -> Any:
+        usual = DryRun(
+            specs=(SPEC,),
+            notices=(),
+            files=3,
+            size=52_000,
+            largest=(("train.py", 50_000), ("a\x1b[31m.txt", 2000)),
+            scores=(("mnist", SCORES),),
+            requests=(("kaggle", {"key": "s-1", "payload": {"enable_gpu": True}}),),
+        )
+        return self._answer("dry_run", usual, path, tuple(overrides))
+
+    def tick(self, *, block: bool = False) -> Any:
+        return self._answer("tick", Ticked(did=True, actions=("started s-1",)), block)
+
+    def tick_if_needed(self) -> Any:
+        return self._answer("tick_if_needed", Ticked(did=False))
+
+    def status(self) -> Any:
+        return self._answer("status", STATUS)
+
+    def jobs(self, states: Any = None, limit: int | None = None) -> Any:
+        return self._answer("jobs", (job_view(),), states, limit)
+
+    def show(self, job: str) -> Any:
+        usual = JobDetail(
+            job=job_view(),
+            spec=SPEC,
+            attempts=(ATTEMPT,),
+            checkpoints=(CHECKPOINT,),
+            events=(EVENT,),
+        )
+        return self._answer("show", usual, job)
+
+    def why(self, job: str) -> Any:
+        usual = Why(job=job_view(), sentence="mnist will go to kaggle T4", scores=SCORES)
+        return self._answer("why", usual, job)
+
+    def log_chunks(
+        self, job: str, *, attempt: int | None = None, follow: bool = False
+    ) -> Iterator[LogChunk]:
+        chunks = self._answer("log_chunks", CHUNKS, job, attempt, follow)
+        return iter(chunks)
+
+    def wait(self, jobs: Sequence[str], *, on_change: Any = None) -> Any:
+        views = self._answer("wait", (), tuple(jobs))
+        for view in views:
+            on_change(view)
+        return views
+
+    def cancel(self, jobs: Sequence[str]) -> Any:
+        return self._answer("cancel", (job_view(state="cancelled"),), tuple(jobs))
+
+    def retry(self, job: str, *, from_scratch: bool = False) -> Any:
+        return self._answer("retry", job_view(state="pending"), job, from_scratch)
+
+    def interrupt(self, job: str) -> Any:
+        return self._answer("interrupt", job_view(), job)
+
+    def pull(self, job: str, into: Path, *, force: bool = False) -> Any:
+        usual = Pulled(
+            job=job_view(state="succeeded"),
+            attempt="k3x9f2-2",
+            files=("model.json", "a b\n.txt"),
+            size=2048,
+            into=into,
+            partial=False,
+        )
+        return self._answer("pull", usual, job, into, force)
+
+    def gc(self, *, dry_run: bool, keep_days: float) -> Any:
+        deleted = (("blobs/aa/" + "aa" * 32, 2_000_000, "no job refers to it"),)
+        usual = Garbage(deleted=deleted, freed=2_000_000, kept=12, dry_run=dry_run)
+        return self._answer("gc", usual, dry_run, keep_days)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command line did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The one JSON document on stdout."""
+        document: dict[str, Any] = json.loads(self.out)
+        return document
+
+
+class Closed(io.BytesIO):
+    """The writing end of a pipe that nobody reads."""
+
+    def write(self, _: object) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+class Stream(io.TextIOWrapper):
+    """A stream in memory that may claim to be a terminal."""
+
+    def __init__(self, *, terminal: bool, closed: bool = False) -> None:
+        raw = Closed() if closed else io.BytesIO()
+        super().__init__(raw, encoding="utf-8", write_through=True)
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def text(self) -> str:
+        self.flush()
+        data: bytes = self.buffer.getvalue()  # type: ignore[attr-defined]
+        return data.decode("utf-8", "surrogateescape")
+
+
+@pytest.fixture
+def fake() -> FakeWorkspace:
+    """The workspace that `shell` opens."""
+    return FakeWorkspace()
+
+
+@pytest.fixture
+def shell(fake: FakeWorkspace, tmp_path: Path) -> Callable[..., Answer]:
+    """Runs a command line; `terminal=True` for a person's screen."""
+
+    def call(
+        *argv: str,
+        terminal: bool = False,
+        closed: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ) -> Answer:
+        out, err = Stream(terminal=terminal, closed=closed), Stream(terminal=terminal)
+        around = {"FREEGPU_HOME": str(tmp_path / "home"), "TERM": "xterm", **(environ or {})}
+        code = run(
+            argv,
+            call=Call(
+                out=Output(stdout=out, stderr=err, environ=around),
+                environ=around,
+                opener=lambda settings: fake,  # type: ignore[arg-type,return-value]
+                sleep=lambda seconds: None,
+                now=lambda: NOW,
+            ),
+        )
+        assert fake.opened == 0, "the workspace was left open"
+        return Answer(code=code, out=out.text(), err=err.text())
+
+    return call
