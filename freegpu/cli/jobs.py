@@ -37,7 +37,10 @@ DEFAULT_LIMIT = 50
     help="Only the newest N; 0 lists all.",
 )
 def jobs(call: Call, states: tuple[str, ...], limit: int) -> Result:
-    """List jobs, oldest first."""
+    """List jobs.
+
+    The oldest first; of more than N jobs the newest N.
+    """
     from freegpu.jobs.lifecycle import JobState
 
     wanted = [JobState(state) for state in states] or None
