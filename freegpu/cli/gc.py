@@ -9,7 +9,7 @@ from freegpu.cli.command import command
 from freegpu.cli.output import Output
 from freegpu.cli.text import Column, count, size
 
-#: days for which the outputs and logs of ended jobs stay
+#: days for which code, checkpoints and logs of ended jobs stay
 KEEP_DAYS = 7.0
 #: lines shown to a person
 SHOWN = 40
@@ -28,8 +28,8 @@ SHOWN = 40
 def gc(call: Call, dry_run: bool, keep_days: float) -> Result:
     """Delete what nothing refers to any more.
 
-    Open jobs keep their newest confirmed checkpoints (`checkpoint.keep` of them); a result stays until
-    its job is older than --keep-days.
+    Results stay. Jobs that have not succeeded keep their newest confirmed checkpoints (`checkpoint.keep` of
+    them); code and checkpoints of those that have, logs and mailboxes go N days after the end.
     """
     with call.workspace() as workspace:
         found = workspace.gc(dry_run=dry_run, keep_days=keep_days)

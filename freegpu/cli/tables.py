@@ -132,44 +132,30 @@ def session_rows(view: SessionView) -> Rows:
     """A session: one row a slot, the session's own words on the first."""
     state = "silent" if view.silent else view.state
     style = "warn" if view.silent else STATE_STYLE.get(view.state, "")
+    left = duration(view.left_s) if view.left_s is not None else "no limit"
+    mine: Sequence[Cell] = (
+        view.id,
+        view.platform,
+        card(view.card, view.count),
+        (state, style),
+        left,
+    )
     use = {str(gpu.get("index", i)): gpu for i, gpu in enumerate(view.gpu)}
     rows: list[Sequence[Cell]] = []
     for slot in view.slots:
-        begins = not rows
-        name = f"{slot.job_name} ({slot.job})" if slot.job else ("free", "dim")
-        rows.append(
-            (
-                view.id if begins else "",
-                view.platform if begins else "",
-                card(view.card, view.count) if begins else "",
-                (state, style) if begins else "",
-                (duration(view.left_s) if view.left_s is not None else "no limit")
-                if begins
-                else "",
-                str(slot.slot),
-                name,
-                slot.phase,
-                _use(use.get(str(slot.slot))),
-            )
-        )
-    if view.queue and rows:
-        first = list(rows[0])
-        first[7] = f"{slot_phase(view)} +{view.queue} queued".strip()
-        rows[0] = first
+        job: Cell = f"{slot.job_name} ({slot.job})" if slot.job else ("free", "dim")
+        phase = slot.phase
+        if view.queue and not rows:
+            phase = f"{phase} +{view.queue} queued".strip()
+        rest = (str(slot.slot), job, phase, _use(use.get(str(slot.slot))))
+        rows.append((*(mine if not rows else ("",) * len(mine)), *rest))
     return rows
 
 
-def slot_phase(view: SessionView) -> str:
-    """The phase of the first slot."""
-    return view.slots[0].phase if view.slots else ""
-
-
 def _use(gpu: Mapping[str, Any] | None) -> str:
-    for name in ("util", "utilization", "use"):
-        value = gpu.get(name) if gpu else None
-        if isinstance(value, int | float):
-            return f"{value:.0f} %"
-    return ""
+    """How busy the card is, as the agent saw it last."""
+    value = gpu.get("util") if gpu else None
+    return f"{value:.0f} %" if isinstance(value, int | float) else ""
 
 
 def progress(view: Progress) -> str:
