@@ -32,7 +32,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     from freegpu.agent import wire
 
     try:
-        profile = wire.Profile.from_json(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+        data = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+        profile = wire.Profile.from_json(data if isinstance(data, dict) else {})
         work = Path(profile.work)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, ValueError) as error:

@@ -32,8 +32,8 @@ _LOOK_S = 1.0
 _NOTE_S = 5.0
 _MOST_BACKOFF_S = 30.0
 _DISK_PAUSE_S = 30.0
-#: looks in a row that found the folder moving until a person is told
-_UNSTABLE_AFTER = 10
+#: looks in a row that found the folder moving, and seconds, until a person is told: a large save takes its time
+_UNSTABLE_AFTER = (10, 30.0)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -91,7 +91,7 @@ class Checkpointer:
                 if not snapshots.journal(file.path)
             }
         self._notes: Deque[Tuple[float, int]] = deque(maxlen=4096)
-        self._moving = 0
+        self._moving, self._moving_since = 0, 0.0
         self._disk_full = False
         self._progressed = False
         self._told: Set[str] = set()
@@ -259,11 +259,16 @@ class Checkpointer:
         if taken is None:
             moving = self._seen.state in (snapshots.SETTLING, snapshots.TORN)
             self._moving = self._moving + 1 if moving else 0
+            if self._moving <= 1:
+                self._moving_since = began
             if moving and ended:
                 self._tell(
                     "checkpoint_unstable", f"{self._ticket.checkpoint_path} was left half written"
                 )
-            elif self._moving == _UNSTABLE_AFTER:
+            elif (
+                self._moving >= _UNSTABLE_AFTER[0]
+                and began >= self._moving_since + _UNSTABLE_AFTER[1]
+            ):
                 what = "has not stood still, or is incomplete"
                 detail = f"{self._ticket.checkpoint_path} {what}, in {self._moving} looks"
                 self._tell("checkpoint_unstable", detail)

@@ -39,6 +39,7 @@ _TRAINER = (
 )
 #: a look this much earlier must have seen the same file: the kernel's time stamps are some milliseconds coarse
 _TICK_S = 0.1
+_ROUNDING_S = 1e-6
 #: formats that are whole after each flush, long before the last write
 _WHOLE_MIDWAY = (".h5", ".hdf5")
 
@@ -177,7 +178,7 @@ def look(source: Path, *, clock: Clock, seen: Seen) -> None:
     root = os.path.realpath(source)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         core = {path: info for path, info in _scan(root).items() if not journal(path)}
-        _remember(seen, _group(core), core, clock, ended=False)
+        _remember(root, seen, _group(core), core, clock, ended=False)
 
 
 def _scan(root: str) -> _Found:
@@ -219,10 +220,10 @@ def _choose(
     """The files to take now, with their marks; empty if none, and then `seen.state` says why."""
     now = clock.monotonic()
     units = _group(core)
-    _remember(seen, units, core, clock, ended=ended)
+    _remember(root, seen, units, core, clock, ended=ended)
     if ended and seen._ended_at is None:
         seen._ended_at = now
-    judged_at = now if seen._ended_at is None else seen._ended_at
+    judged_at = seen._ended_at if ended and seen._ended_at is not None else now
     unfinished = _unfinished(units)
     chosen: Dict[str, _Mark] = {}
     for name, marks in units.items():
@@ -236,39 +237,36 @@ def _choose(
         return {}
 
     busy = _written(pids, root)
-    numbered = 0
-    for name, marks in units.items():
-        if name in unfinished:
-            continue
-        known = seen._units[name]
-        settled = judged_at - known.since >= settle_s or (ended and clean)
-        alone = len(chosen) == 1 and _proves_itself(next(iter(marks)))
-        named = judged_at - known.names_since >= settle_s or (ended and clean)
-        early = ended or judged_at - known.since >= min(settle_s, _TICK_S)
-        if not settled:
-            left = _TICK_S if alone and named else settle_s - (judged_at - known.since)
-            seen.wait_s = max(seen.wait_s, min(left, settle_s))
-        whole = False
+    newest = _newest(name for name in units if name not in unfinished)
+    for name in [name for name in units if name not in unfinished]:
+        marks, known = units[name], seen._units[name]
+        quiet = judged_at - known.since + _ROUNDING_S
+        settled = quiet >= settle_s or (ended and clean)
+        named = judged_at - known.names_since + _ROUNDING_S >= settle_s or (ended and clean)
+        alone = named and len(chosen) == 1 and _proves_itself(next(iter(marks)))
+        ready = False
         if not (busy and busy.intersection(os.path.realpath(Path(root, path)) for path in marks)):
-            if settled or (name and ended):
-                whole = all(_verdict(seen, root, p, m) is not False for p, m in marks.items())
-            elif alone and named and early:
-                whole = all(_verdict(seen, root, p, m) for p, m in marks.items())
-        if whole:
-            numbered += bool(name)
-        elif name:
-            unfinished.add(name)
-            for path in marks:
-                del chosen[path]
-        else:
-            seen.state = TORN if settled else SETTLING
-            seen.wait_s = seen.wait_s or settle_s
+            if settled or (ended and name in newest):
+                ready = all(_verdict(seen, root, p, m) is not False for p, m in marks.items())
+            elif alone and (ended or quiet >= _TICK_S):
+                ready = all(_verdict(seen, root, p, m) for p, m in marks.items())
+        if ready:
+            continue
+        left = min(settle_s, _TICK_S if alone else settle_s) - quiet
+        seen.wait_s = max(seen.wait_s, left if left > 0 else settle_s)
+        seen.state = TORN if settled else SETTLING
+        if not name:
             return {}
-    if unfinished and not numbered:
+        unfinished.add(name)
+        for path in marks:
+            del chosen[path]
+    if unfinished and not any(map(_unit, chosen)):
         # without any of its numbered folders, what is left is not a checkpoint
         seen.state, seen.wait_s = SETTLING, seen.wait_s or settle_s
         return {}
-    if {path: mark[:2] for path, mark in chosen.items()} == seen.taken:
+    new = {path: mark[:2] for path, mark in chosen.items()}
+    if new == seen.taken or (unfinished and new.items() <= seen.taken.items()):
+        # a folder that is being deleted or rewritten is missing, and nothing has come instead
         seen.state = UNCHANGED
         return {}
     return chosen
@@ -290,6 +288,15 @@ def _unit(path: str) -> str:
     return ""
 
 
+def _newest(units: Iterable[str]) -> Set[str]:
+    """The checkpoint-N of the highest N in each place. A killed rotation may have left half of an older one."""
+    highest: Dict[str, str] = {}
+    for unit in filter(None, units):
+        place, _, number = unit.rpartition("-")
+        highest[place] = max(highest.get(place, "0"), number, key=int)
+    return {f"{place}-{number}" for place, number in highest.items()}
+
+
 def _unfinished(units: Dict[str, Dict[str, _Mark]]) -> Set[str]:
     """The units that say of themselves that they are not ready."""
     names = {unit: {p[len(unit) :].lstrip("/") for p in marks} for unit, marks in units.items()}
@@ -305,6 +312,7 @@ def _any(names: Iterable[str], patterns: Iterable[str]) -> bool:
 
 
 def _remember(
+    root: str,
     seen: Seen,
     units: Dict[str, Dict[str, _Mark]],
     core: _Found,
@@ -321,7 +329,9 @@ def _remember(
         if ended:
             # no look may have fallen between the last save and the end: then the kernel's stamp has to do,
             # the one that no copying tool can set
-            since -= _age(clock, (max(core[p].st_ctime, core[p].st_mtime) for p in marks), most)
+            folders = {os.path.dirname(os.path.join(root, path)) for path in marks}
+            stamps = [max(core[p].st_ctime, core[p].st_mtime) for p in marks]
+            since -= _age(clock, stamps + [os.stat(folder).st_mtime for folder in folders], most)
         fresh = _Unit(frozenset(marks), since, frozenset(marks.items()), since)
         old = seen._units.get(name)
         if old and old.names == fresh.names:

@@ -70,9 +70,15 @@ def _machine(workspace: Workspace) -> Iterator[Check]:
 def _ledger(workspace: Workspace) -> Iterator[Check]:
     try:
         counts = workspace.ledger.job_counts()
-        workspace.ledger.check()
+        damage = workspace.ledger.damage()
         total = sum(counts.values())
-        yield Check(name="ledger", ok=True, detail=f"{workspace.settings.db}, {total} jobs")
+        yield Check(
+            name="ledger",
+            ok=not damage,
+            detail=f"{workspace.settings.db}, {total} jobs"
+            + "".join(f"; {line}" for line in damage[:3]),
+            hint="restore state.db from a backup" if damage else "",
+        )
     except FreeGPUError as error:
         yield Check(name="ledger", ok=False, detail=error.message, hint=error.hint)
 

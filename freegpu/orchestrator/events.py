@@ -62,6 +62,12 @@ class EventDesk:
             self.held.pop(session.id, None)
         return done
 
+    def _attempt(self, session: Session, event: Mapping[str, Any]) -> Attempt:
+        attempt = self.ledger.attempt(str(event.get("attempt", "")))
+        if attempt.session != session.id:
+            raise JobNotFoundError(f"attempt {attempt.id} is not of this session")
+        return attempt
+
     def _apply(
         self,
         kind: str,
@@ -208,7 +214,7 @@ class EventDesk:
         if attempt.state is AttemptState.ENDED:
             return
         job = self.ledger.job(attempt.job)
-        verdict = retry.decide(
+        verdict: retry.Verdict | None = retry.decide(
             job.spec.retry, reason, failures=job.failures, preemptions=job.preemptions
         )
         if job.state is not JobState.ACTIVE or attempt.number != job.attempts:

@@ -65,28 +65,42 @@ def home_key(home: Path) -> bytes:
     return key
 
 
-def save_secrets(home: Path, job: str, values: Mapping[str, str]) -> None:
-    """Keep a job's secret values for its attempts, outside ledger and store (mode 0600)."""
+def save_secrets(home: Path, values: Mapping[str, str]) -> str:
+    """Keep secret values for the attempts of one submission, outside ledger and store (mode 0600).
+
+    Returns the reference that goes into the job spec.
+    """
     folder = home / "secrets"
     folder.mkdir(mode=0o700, exist_ok=True)
-    _publish(folder / f"{check_name(job)}.json", json.dumps(dict(values)).encode())
+    ref = secrets.token_hex(8)
+    _publish(folder / f"{ref}.json", json.dumps(dict(values)).encode())
+    return ref
 
 
-def load_secrets(home: Path, job: str) -> dict[str, str]:
-    """A job's secret values; empty when it has none."""
-    try:
-        values: dict[str, str] = json.loads(
-            (home / "secrets" / f"{check_name(job)}.json").read_bytes()
-        )
-    except FileNotFoundError:
+def load_secrets(home: Path, ref: str) -> dict[str, str]:
+    """The values behind a reference; none for "". ConfigError if the file was removed."""
+    if not ref:
         return {}
+    path = home / "secrets" / f"{check_name(ref)}.json"
+    try:
+        values: dict[str, str] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the secrets of this job are not in {path} any more",
+            hint="cancel the job and submit it again, so that they are read anew",
+        ) from error
     return values
 
 
-def forget_secrets(home: Path, job: str) -> None:
-    """Remove a job's secret values; silent if there are none."""
+def secret_refs(home: Path) -> tuple[str, ...]:
+    """All references that are kept."""
+    return tuple(sorted(path.stem for path in (home / "secrets").glob("*.json")))
+
+
+def forget_secrets(home: Path, ref: str) -> None:
+    """Remove the values behind a reference; silent if there are none."""
     with contextlib.suppress(FileNotFoundError):
-        (home / "secrets" / f"{check_name(job)}.json").unlink()
+        (home / "secrets" / f"{check_name(ref)}.json").unlink()
 
 
 @contextlib.contextmanager

@@ -16,9 +16,8 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from freegpu import cards
 from freegpu.adapters import registry, wrappers
 from freegpu.adapters.base import Adapter
 from freegpu.agent import wire
@@ -249,7 +248,6 @@ class Workspace:
             overrides=overrides,
             environ=environ,
             platforms=tuple(self.settings.platforms),
-            workloads=cards.WORKLOADS,
         )
 
     def _plan(self, spec: JobSpec) -> bundle.Plan | None:
@@ -292,7 +290,7 @@ class Workspace:
         snapshot = self.reconciler.snapshot(always=True)
         now = utc(self.clock)
         scores: list[tuple[str, tuple[Score, ...]]] = []
-        requests = {}
+        requests: dict[str, Mapping[str, Any]] = {}
         for index, spec in enumerate(loaded.specs):
             waiting = _as_waiting(spec, index, now=now)
             alone = replace(snapshot, waiting=(waiting,))
@@ -466,8 +464,7 @@ class Workspace:
 
     def _refuse_endless(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            for name in job.spec.after if job.state is JobState.PENDING else ():
-                other = self.ledger.resolve(name)
+            for other in self.ledger.unmet(job.id) if job.state is JobState.PENDING else ():
                 if other.state in (JobState.FAILED, JobState.CANCELLED):
                     raise NotReadyError(
                         f"{job.name} ({job.id}) waits for {other.name} ({other.id}), which has {other.state}",

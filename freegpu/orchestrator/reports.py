@@ -165,9 +165,4 @@ def sentence(ledger: Ledger, job: Job, chosen: str, now: datetime) -> str:
 
 def waits_for(ledger: Ledger, job: Job) -> list[str]:
     """The jobs that this one comes after and that have not succeeded, with what became of them."""
-    found = []
-    for name in job.spec.after:
-        other = ledger.resolve(name)
-        if other.state is not JobState.SUCCEEDED:
-            found.append(f"{other.name} ({other.id}), which is {other.state}")
-    return found
+    return [f"{other.name} ({other.id}), which is {other.state}" for other in ledger.unmet(job.id)]

@@ -1,0 +1,62 @@
+"""Adapters by name: installed ones (entry points), or "module:Class". Imported only when one is made."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+from freegpu.adapters.base import Adapter
+from freegpu.clock import Clock
+from freegpu.errors import ConfigError, FreeGPUError, UnknownAdapterError
+
+GROUP = "freegpu.adapters"
+
+
+def known() -> tuple[str, ...]:
+    """Names of installed adapters."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
+def create(
+    name: str, adapter: str, options: Mapping[str, Any], *, home: Path, clock: Clock
+) -> Adapter:
+    """The adapter for a platform of the configuration.
+
+    UnknownAdapterError: nothing of that name; ConfigError: it does not take these options.
+    """
+    kind = _load(name, adapter)
+    try:
+        made = kind.from_options(name, options, home=home, clock=clock)
+    except FreeGPUError:
+        raise
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"platform {name}: its options are not usable: {error}",
+            hint=f"see the [platforms.{name}] table in freegpu.toml",
+        ) from error
+    return cast("Adapter", made)
+
+
+def _load(name: str, adapter: str) -> Any:
+    module, colon, kind = adapter.partition(":")
+    if colon:
+        try:
+            return getattr(importlib.import_module(module), kind)
+        except (ImportError, AttributeError) as error:
+            raise UnknownAdapterError(
+                f"platform {name}: {adapter} cannot be loaded: {error}",
+                hint="install the package that brings it, or correct `adapter`",
+            ) from error
+    for entry in entry_points(group=GROUP):
+        if entry.name == adapter:
+            return entry.load()
+    near = difflib.get_close_matches(adapter, known(), 1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    raise UnknownAdapterError(
+        f"platform {name}: there is no adapter {adapter!r}",
+        hint=f"{guess}known: {', '.join(known()) or 'none'}, or module:Class",
+    )

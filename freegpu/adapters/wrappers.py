@@ -1,0 +1,127 @@
+"""What every adapter gets without writing it: patience with passing errors, and a log of its calls.
+
+Retried are calls that may be repeated without harm. `start` is repeated only after `find` said that there is no
+session of this key, so an answer lost after accepting never leads to a second one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from freegpu.adapters.base import (
+    Adapter,
+    Capabilities,
+    Collected,
+    Launch,
+    LogPage,
+    Observation,
+    Offer,
+    QuotaReport,
+    Request,
+    SessionRef,
+    Window,
+)
+from freegpu.clock import Clock
+from freegpu.errors import AdapterError, RateLimitedError, UnreachableError
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: seconds before the second and the third try
+PAUSES_S = (0.5, 2.0)
+#: a platform that asks for more patience than this is left to the next tick
+LONGEST_S = 10.0
+
+
+class Patient:
+    """An adapter around an adapter; `inner` is the one that does the work."""
+
+    def __init__(self, inner: Adapter, clock: Clock, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        self.inner = inner
+        self._clock = clock
+        self._pauses = tuple(pauses_s)
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def account(self) -> str:
+        return self.inner.account
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    @property
+    def windows(self) -> Mapping[str, Window]:
+        return self.inner.windows
+
+    def offers(self) -> Sequence[Offer]:
+        return self._patiently("offers", self.inner.offers)
+
+    def quota(self) -> Sequence[QuotaReport] | None:
+        return self._patiently("quota", self.inner.quota)
+
+    def render(self, launch: Launch, /) -> Request:
+        return self.inner.render(launch)
+
+    def start(self, request: Request, /) -> SessionRef:
+        begun = False
+
+        def once() -> SessionRef:
+            nonlocal begun
+            if begun:
+                there = self.inner.find(request.key)
+                if there is not None:
+                    return there
+            begun = True
+            return self.inner.start(request)
+
+        return self._patiently("start", once, only=UnreachableError)
+
+    def find(self, key: str, /) -> SessionRef | None:
+        return self._patiently("find", lambda: self.inner.find(key))
+
+    def observe(self, refs: Sequence[SessionRef], /) -> Mapping[SessionRef, Observation]:
+        return self._patiently("observe", lambda: self.inner.observe(refs))
+
+    def stop(self, ref: SessionRef, /) -> None:
+        self._patiently("stop", lambda: self.inner.stop(ref))
+
+    def logs(self, ref: SessionRef, /, *, cursor: str | None = None) -> LogPage:
+        return self._patiently("logs", lambda: self.inner.logs(ref, cursor=cursor))
+
+    def collect(self, ref: SessionRef, /, into: Path) -> Collected:
+        return self._patiently("collect", lambda: self.inner.collect(ref, into))
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _patiently(
+        self, call: str, run: Callable[[], T], only: type[AdapterError] = AdapterError
+    ) -> T:
+        for pause in (*self._pauses, None):
+            try:
+                return run()
+            except AdapterError as error:
+                wait = pause
+                if isinstance(error, RateLimitedError) and error.retry_after_s is not None:
+                    wait = error.retry_after_s if pause is not None else None
+                level = logging.WARNING if wait is None else logging.INFO
+                log.log(
+                    level, "%s.%s: %s", self.name, call, error, extra={"action": "adapter_error"}
+                )
+                passing = error.transient and isinstance(error, only)
+                if not passing or wait is None or wait > LONGEST_S:
+                    raise
+            self._clock.sleep(wait)
+        raise AssertionError("the last pause is None")  # pragma: no cover
+
+
+def wrap(adapter: Adapter, *, clock: Clock) -> Patient:
+    """The adapter with everything around it."""
+    return Patient(adapter, clock)
