@@ -90,7 +90,7 @@ def conclude(call: Call, views: list[JobView]) -> Result:
     return Result(
         data={"jobs": views},
         show=show,
-        exit_code=0,
+        exit_code=JobFailedError.exit_code if failed else 0,
         errors=errors,
     )
 
