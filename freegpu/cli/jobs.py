@@ -137,7 +137,10 @@ def _show(call: Call, detail: JobDetail, out: Output) -> None:
         ]
         out.table(
             columns,
-            [(clock(e.at), e.action.replace("_", " "), e.message) for e in detail.events],
+            [
+                (clock(e.at), e.action.replace("_", " ").replace(".", " "), e.message)
+                for e in detail.events
+            ],
         )
 
 

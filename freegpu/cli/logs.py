@@ -84,7 +84,7 @@ def conclude(call: Call, views: list[JobView]) -> Result:
         for view in views:
             if view.state == "succeeded":
                 out.note(
-                    f"{view.name} ({view.id}) has succeeded; `freegpu pull {view.id}` brings its outputs"
+                    f"{view.name} ({view.id}) has succeeded; `freegpu pull {view.id}` brings its outputs, if it wrote any"
                 )
 
     return Result(
