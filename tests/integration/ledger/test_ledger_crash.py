@@ -33,6 +33,7 @@ from freegpu.orchestrator import ledger_sessions
 url, go = sys.argv[1], pathlib.Path(sys.argv[2])
 with Ledger.open(url, clock=SystemClock()) as ledger:
     jobs = [job.id for job in ledger.jobs()]
+    ledger.record("warm", "the library is loaded and the connection is open")
     print("ready", flush=True)
     while not go.exists():
         time.sleep(0.001)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from freegpu.errors import InvalidTransitionError, LedgerError, StaleEpochError
+from freegpu.errors import InvalidTransitionError, LedgerBusyError, LedgerError, StaleEpochError
 from freegpu.jobs.lifecycle import SessionEvent, SessionState
+from freegpu.orchestrator import database, migrations
 from freegpu.orchestrator.database import connect_postgres, connect_sqlite, parse
 from freegpu.orchestrator.model import EntryKind
 
@@ -279,3 +280,26 @@ def test_a_failed_write_leaves_nothing_and_the_ledger_usable(bench: Bench) -> No
     assert [s.id for s in bench.ledger.sessions()] == [session.id]
     assert bench.ledger.job(job.id).epoch == 0
     bench.ledger.allocate(session.id, job.id, 0, why="now")
+
+
+def test_a_ledger_that_stays_locked_is_an_error_with_a_name(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer waits for another one, but not for ever; readers do not wait at all."""
+    (job,) = bench.submit("a")
+    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
+    connection = raw(bench)
+    try:
+        if parse(bench.url).is_sqlite:
+            connection.execute("BEGIN IMMEDIATE")
+        else:
+            connection.execute("BEGIN")
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (migrations.PG_WRITE_LOCK,))
+        with bench.again() as other:
+            assert other.job(job.id).name == "a"
+            with pytest.raises(LedgerBusyError, match="another process has kept the ledger"):
+                other.bump_epoch(job.id)
+        connection.execute("ROLLBACK")
+        assert bench.ledger.bump_epoch(job.id) == 1
+    finally:
+        connection.close()
