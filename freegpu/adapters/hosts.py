@@ -37,6 +37,10 @@ class ProcessHost:
                 child.returncode = 0  # or Python complains that nobody waited for it
         self._children.clear()
 
+    def adopt(self, child: subprocess.Popen[bytes]) -> None:
+        """Look after one more detached process as after those that `start` started."""
+        self._children.append(child)
+
     def place(self, key: str) -> Path:
         """The folder of one session."""
         return self.folder / check_name(key)

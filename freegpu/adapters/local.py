@@ -151,7 +151,7 @@ class LocalAdapter:
         record = self.host.exit_record(ref)
         if record:
             return Observation(
-                state=PlatformState.ENDED, raw="exited", detail=str(record.get("why", ""))
+                state=PlatformState.ENDED, raw="exited", detail=str(record.get("end", ""))
             )
         tail = self.host.log(ref, None)[0].strip().splitlines()
         detail = tail[-1] if tail else "its process was killed"

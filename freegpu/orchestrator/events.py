@@ -15,6 +15,7 @@ from typing import Any
 
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store
+from freegpu.clock import from_timestamp
 from freegpu.errors import InvalidTransitionError, JobNotFoundError
 from freegpu.jobs import retry
 from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState
@@ -80,7 +81,9 @@ class EventDesk:
         if kind == wire.STARTED:
             if attempt.state is not AttemptState.ENDED:
                 self.ledger.attempt_event(
-                    attempt.id, AttemptEvent.START, started_at=attempt.started_at or self.now()
+                    attempt.id,
+                    AttemptEvent.START,
+                    started_at=attempt.started_at or self._moment(session, event),
                 )
             return True
         if kind == wire.REFUSED:
@@ -95,6 +98,17 @@ class EventDesk:
         return self._ended(
             session, attempt, event, impatient=last_call or self._patience_over(session)
         )
+
+    def _moment(self, session: Session, event: Mapping[str, Any]) -> datetime:
+        """When it happened, for people: the agent's clock where that is possible at all, else now.
+
+        Without a daemon an event may be read hours later. Nothing is decided by this time.
+        """
+        try:
+            told = from_timestamp(float(event["time"]))
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
+            return self.now()
+        return told if session.created_at <= told <= self.now() else self.now()
 
     def _patience_over(self, session: Session) -> bool:
         since = self.held.setdefault(session.id, self.now())
@@ -142,7 +156,8 @@ class EventDesk:
                 confirmed_at=now,
             ),
             attempt.job,
-            saved_at=now - timedelta(seconds=max(0.0, float(event.get("age_s") or 0.0))),
+            saved_at=self._moment(session, event)
+            - timedelta(seconds=max(0.0, float(event.get("age_s") or 0.0))),
         )
         return True
 
@@ -161,14 +176,15 @@ class EventDesk:
                 reason, detail = EndReason.LOST, "its results never reached the store whole"
         self.note_progress(attempt, event.get("progress"))
         if reason is EndReason.COMPLETED:
-            self.ledger.accept_result(attempt.job, attempt.id, outputs or ("", ""), at=self.now())
+            at = self._moment(session, event)
+            self.ledger.accept_result(attempt.job, attempt.id, outputs or ("", ""), at=at)
         self.end_attempt(
             attempt,
             reason=reason,
             detail=detail,
             exit_code=_number(event.get("exit_code")),
             run_s=float(event.get("seconds") or 0.0),
-            died_at=self.now(),
+            died_at=self._moment(session, event),
             outputs=outputs,
         )
         return True
@@ -241,7 +257,7 @@ class EventDesk:
             brought_checkpoint=saved is not None,
             verdict=verdict,
             not_before=self._not_before(attempt, reason, job, died_at),
-            at=self.now(),
+            at=died_at,
         )
 
     def _not_before(

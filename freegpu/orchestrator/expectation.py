@@ -1,220 +1,24 @@
-"""What one place would mean for one job: fit, expected finish, quota it takes, and the sentence. Pure.
+"""What a spot would mean for a job: expected finish, sessions, quota, and the sentence. Pure.
 
 The expected finish is a walk: start, work until the session ends or the quota is spent, start again, wait for
 the quota to come back. It knows neither losses nor other jobs, and a rolling quota counts as coming back all
-at once when its oldest use leaves the window. Which place is chosen is decided in `placement`.
+at once when its oldest use leaves the window. Which spots fit is decided in `spots`, which one is taken in
+`placement`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from enum import IntEnum
 
 from freegpu import cards
-from freegpu.adapters.base import Offer, WindowKind
-from freegpu.jobs.model import Needs
-from freegpu.orchestrator.model import Balance, FreeSlot, Place, Score, Waiting
+from freegpu.orchestrator.model import Score
+from freegpu.orchestrator.spots import Ask, Spot, SpotKind, span_text
 
-__all__ = [
-    "Ask",
-    "Budget",
-    "Kind",
-    "Outlook",
-    "Spot",
-    "SpotKind",
-    "blocked",
-    "expect",
-    "seconds_until",
-    "unfit",
-]
+__all__ = ["Outlook", "expect"]
 
-#: a job that says nothing about its length is taken as this long on a T4
-UNKNOWN_LENGTH_S = 3600.0
-#: a session must leave room for this much work besides start and grace: half the grace, and at least this
-LEAST_WORK_S = 2.0
 #: work that a quota which never comes back leaves over waits this long, for ranking: somewhere a week turns
 ELSEWHERE_S = 7 * 86400.0
-#: longer than any computation; keeps the arithmetic finite
-_AGE_S = 1e10
-_DAY_S = 86400.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """What decides whether a place fits. Jobs of one kind are judged once."""
-
-    needs: Needs
-    grace_s: float
-    avoid: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def of(cls, job: Waiting) -> Kind:
-        return cls(
-            needs=job.needs,
-            grace_s=_amount(job.grace_s, 0.0),
-            avoid=tuple(sorted(job.avoid.items())) if job.avoid else (),
-        )
-
-    @property
-    def least_s(self) -> float:
-        """What a session must hold after its start to be worth it: some work, then the grace."""
-        return self.grace_s + max(LEAST_WORK_S, self.grace_s / 2)
-
-    def refused(self, platform: str) -> str:
-        """Why this platform is out of the question, "" if it is not."""
-        allowed = self.needs.platforms
-        if allowed and platform not in allowed:
-            return f"the job allows only {_either(allowed)}"
-        why = dict(self.avoid).get(platform)
-        return "" if why is None else f"avoided for now: {why}" if why else "avoided for now"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
-    """A kind of job with its length."""
-
-    kind: Kind
-    #: seconds that remain on a T4
-    work_s: float
-    #: whether the length is an assumption
-    assumed: bool
-
-    @classmethod
-    def of(cls, job: Waiting, kind: Kind) -> Ask:
-        """Learned from its own progress, else estimated, else assumed."""
-        if job.remaining_t4_s is not None and not math.isnan(job.remaining_t4_s):
-            return cls(kind=kind, work_s=_finite(job.remaining_t4_s), assumed=False)
-        share = min(1.0, _amount(job.remaining, 1.0))
-        if job.estimate is None:
-            return cls(kind=kind, work_s=UNKNOWN_LENGTH_S * share, assumed=True)
-        whole = job.estimate.seconds * cards.speed(job.estimate.card, job.needs.workload)
-        return cls(kind=kind, work_s=_finite(whole * share), assumed=False)
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class Budget:
-    """A pool of quota while one decision reserves from it, in session seconds at rate 1."""
-
-    left_s: float = math.inf
-    limit_s: float = math.inf
-    #: seconds until it is full again, and from then on; None: it does not come back
-    refill_in_s: float | None = None
-    period_s: float | None = None
-
-    @classmethod
-    def of(cls, balance: Balance, now: datetime) -> Budget:
-        window = balance.window
-        if window.kind in (WindowKind.NONE, WindowKind.PER_SESSION) or balance.left_s is None:
-            return cls()
-        periods = {
-            WindowKind.FIXED_WEEKLY: 7 * _DAY_S,
-            WindowKind.MONTHLY: 30.4 * _DAY_S,
-            WindowKind.ROLLING: _amount(window.period_s, 7 * _DAY_S),
-            WindowKind.FROM_FIRST_USE: _amount(window.period_s, 7 * _DAY_S),
-        }
-        period = periods.get(window.kind)
-        refill_in = None if balance.resets_at is None else seconds_until(balance.resets_at, now)
-        return cls(
-            left_s=_amount(balance.left_s, 0.0),
-            limit_s=_amount(balance.limit_s, math.inf),
-            refill_in_s=period if refill_in is None else max(0.0, refill_in),
-            period_s=period,
-        )
-
-
-class SpotKind(IntEnum):
-    """Where a job could go; what is there already comes first."""
-
-    LIVE = 0  #: a free slot of a live session
-    PLANNED = 1  #: a further slot of a session that this very decision starts
-    NEW = 2  #: a session that would have to be started
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class Spot:
-    """One place that a job could go to, as long as it is not gone."""
-
-    kind: SpotKind
-    offer: Offer
-    budget: Budget
-    #: quota seconds a second of session, and the longest session, seconds
-    rate: float
-    limit_s: float
-    delay_s: float
-    #: why nobody may start a session here now, "" if one may
-    closed: str = ""
-    attended: bool = False
-    session: str = ""
-    slot: int = 0
-    #: seconds that a live session has left
-    left_s: float = math.inf
-    #: quota that this decision has reserved for a planned session
-    reserved_s: float = 0.0
-    #: slots that are still free (planned), sessions that may still be started (new)
-    free: float = 1
-    gone: bool = False
-
-    @classmethod
-    def of_slot(cls, slot: FreeSlot, place: Place | None, budget: Budget) -> Spot:
-        spot = cls._of(SpotKind.LIVE, slot.offer, place, budget)
-        spot.session, spot.slot = slot.session, slot.slot
-        spot.left_s = _amount(slot.left_s, math.inf)
-        return spot
-
-    @classmethod
-    def of_offer(cls, place: Place, offer: Offer, budget: Budget, now: datetime) -> Spot:
-        spot = cls._of(SpotKind.NEW, offer, place, budget)
-        spot.closed, spot.attended = blocked(place, now), place.capabilities.attended
-        spot.free = math.inf if offer.available is None else max(0, offer.available)
-        return spot
-
-    @classmethod
-    def of_planned(cls, new: Spot) -> Spot:
-        """The slots of a session that is about to be started."""
-        return replace(new, kind=SpotKind.PLANNED, free=new.offer.count)
-
-    @classmethod
-    def _of(cls, kind: SpotKind, offer: Offer, place: Place | None, budget: Budget) -> Spot:
-        longest = math.inf if place is None else _amount(place.capabilities.max_session_s, math.inf)
-        return cls(
-            kind=kind,
-            offer=offer,
-            budget=budget,
-            rate=_amount(offer.rate, 1.0),
-            limit_s=min(longest, _amount(offer.session_limit_s, math.inf)),
-            delay_s=_finite(offer.start_delay_s),
-        )
-
-    @property
-    def quota_s(self) -> float:
-        """How long a session may last by the quota, seconds."""
-        left = self.budget.left_s + self.reserved_s
-        return left / self.rate if self.rate > 0 else math.inf
-
-    @property
-    def login(self) -> tuple[str, str]:
-        return (self.offer.platform, self.offer.account)
-
-    @property
-    def name(self) -> str:
-        many = f" x{self.offer.count}" if self.offer.count > 1 else ""
-        label = f"{self.offer.platform} {self.offer.card}{many}"
-        live = self.kind is SpotKind.LIVE
-        return f"{label}, slot {self.slot} of session {self.session}" if live else label
-
-    def reserve(self, ask: Ask) -> float:
-        """Quota seconds to set aside for a session with this job; the whole session if its length is a guess."""
-        if not self.offer.pool:
-            return 0.0
-        longest = min(self.limit_s, self.quota_s)
-        run = self.delay_s + ask.work_s / self.speed(ask) + ask.kind.grace_s
-        guess = ask.assumed and longest < math.inf
-        return self.rate * (longest if guess else min(longest, run))
-
-    def speed(self, ask: Ask) -> float:
-        return cards.speed(self.offer.card, ask.kind.needs.workload)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,7 +60,7 @@ class Outlook:
         parts = [part for part in (self._finish(ask), self.fault) if part]
         if not self.fault:
             if spot.kind is SpotKind.LIVE:
-                left = "no limit" if spot.left_s == math.inf else f"{_text(spot.left_s)} left"
+                left = "no limit" if spot.left_s == math.inf else f"{span_text(spot.left_s)} left"
                 parts.append(f"the session has {left}")
             elif spot.budget.left_s < math.inf:
                 parts.append(f"{_quota(spot)} left")
@@ -272,31 +76,10 @@ class Outlook:
         if self.left_over_s:
             share = 100 * (1 - self.left_over_s / ask.work_s)
             return f"its quota covers {share:.0f} % of the work, the rest would go on elsewhere"
-        guess = f"length not known; if {_text(ask.work_s)} on a T4, it " if ask.assumed else ""
+        guess = f"length not known; if {span_text(ask.work_s)} on a T4, it " if ask.assumed else ""
         many = f"{self.sessions} session{'s' if self.sessions != 1 else ''}"
-        waits = f", waiting {_text(self.waits_s)} for quota" if self.waits_s else ""
-        return f"{guess}would finish in {_text(self.expected_s)} over {many}{waits}"
-
-
-def unfit(kind: Kind, spot: Spot) -> tuple[str, int]:
-    """Why the job cannot run there whatever else is free ("" if it can), and the card's place in its list."""
-    needs, offer = kind.needs, spot.offer
-    if refused := kind.refused(offer.platform):
-        return refused, 0
-    fault, choice = _card_fault(needs, offer)
-    if fault:
-        return fault, 0
-    vram = _vram(offer)
-    if needs.vram_gb > 0 and 0 < vram < needs.vram_gb:
-        return f"needs {needs.vram_gb:g} GB, the card has {vram:g} GB", choice
-    if 0 < offer.memory_gb < needs.memory_gb:
-        have, want = offer.memory_gb, needs.memory_gb
-        return f"needs {want:g} GB of main memory, it has {have:g} GB", choice
-    if 0 < offer.cpus < needs.cpus:
-        return f"needs {needs.cpus:g} CPUs, it has {offer.cpus:g}", choice
-    if 0 < offer.disk_gb < needs.disk_gb:
-        return f"needs {needs.disk_gb:g} GB of disk, it has {offer.disk_gb:g} GB", choice
-    return "", choice
+        waits = f", waiting {span_text(self.waits_s)} for quota" if self.waits_s else ""
+        return f"{guess}would finish in {span_text(self.expected_s)} over {many}{waits}"
 
 
 def expect(ask: Ask, spot: Spot, choice: int = 0) -> Outlook:
@@ -304,34 +87,23 @@ def expect(ask: Ask, spot: Spot, choice: int = 0) -> Outlook:
     least = ask.kind.least_s
     if spot.kind is SpotKind.LIVE:
         if spot.left_s < least:
-            have, want = _text(spot.left_s), _text(least)
+            have, want = span_text(spot.left_s), span_text(least)
             fault = f"the session has {have} left, and the job needs {want} to work and save"
             return Outlook(fault=fault, choice=choice)
     else:
         least += spot.delay_s
         if spot.limit_s < least:
-            have, want = _text(spot.limit_s), _text(least)
+            have, want = span_text(spot.limit_s), span_text(least)
             fault = f"a session lasts {have}, and the job needs {want} to start, work and save"
             return Outlook(fault=fault, choice=choice)
         if spot.quota_s < least:
             back = spot.budget.refill_in_s
-            when = f"; more in {_text(back)}" if back is not None else ""
-            fault = f"{_quota(spot)} left, and the job needs {_text(least)} to start, work and save"
+            when = f"; more in {span_text(back)}" if back is not None else ""
+            fault = (
+                f"{_quota(spot)} left, and the job needs {span_text(least)} to start, work and save"
+            )
             return Outlook(fault=fault + when, choice=choice)
     return _walk(ask, spot, choice)
-
-
-def blocked(place: Place, now: datetime) -> str:
-    """Why no session is started on this platform for the moment, "" if one may be."""
-    if place.blocked_until is None or (left := seconds_until(place.blocked_until, now)) <= 0:
-        return ""
-    return f"left alone for {_text(left)}" + (f": {place.blocked_why}" if place.blocked_why else "")
-
-
-def seconds_until(moment: datetime, now: datetime) -> float:
-    """From now to then; a time without a zone is read as UTC."""
-    first, second = (t if t.tzinfo else t.replace(tzinfo=UTC) for t in (moment, now))
-    return (first - second).total_seconds()
 
 
 def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
@@ -386,68 +158,6 @@ def _stretch(
     return work - useful, quota, full + 1
 
 
-def _card_fault(needs: Needs, offer: Offer) -> tuple[str, int]:
-    if offer.count < 1:
-        return "the offer holds no card", 0
-    facts = cards.find(offer.card)
-    if facts is not None and facts.kind == "cpu" and not needs.allows_cpu:
-        return "the job needs a card, and this is a CPU", 0
-    if not needs.accelerators:
-        special = facts is not None and facts.kind in ("tpu", "hpu")
-        return ("such a chip must be asked for by name" if special else ""), 0
-    matches = [
-        (index, wanted)
-        for index, wanted in enumerate(needs.accelerators)
-        if cards.fulfils(offer.card, wanted.card)
-    ]
-    if not matches:
-        return f"the job takes {_either(tuple(a.card for a in needs.accelerators))}", 0
-    for index, wanted in matches:
-        if wanted.count <= 1:
-            return "", index if needs.ordered else 0
-    wanted = matches[0][1]
-    return f"the job wants {wanted.count} x {wanted.card} at once, and a slot is one card", 0
-
-
-def _vram(offer: Offer) -> float:
-    """GB of one card. Drivers report a little less than the label says: near it, the label counts."""
-    facts = cards.find(offer.card)
-    if facts is None or not facts.vram_gb:
-        return offer.vram_gb
-    near = abs(offer.vram_gb - facts.vram_gb) <= 0.1 * facts.vram_gb
-    return facts.vram_gb if near or offer.vram_gb <= 0 else offer.vram_gb
-
-
 def _quota(spot: Spot) -> str:
     left, limit = spot.budget.left_s + spot.reserved_s, spot.budget.limit_s
-    return f"{_text(left)}{f' of {_text(limit)}' if limit < math.inf else ''} quota"
-
-
-def _either(words: tuple[str, ...]) -> str:
-    unique = tuple(dict.fromkeys(words))
-    return " or ".join((", ".join(unique[:-1]), unique[-1])) if len(unique) > 1 else unique[0]
-
-
-def _text(seconds: float) -> str:
-    """A span as people say it, to two units."""
-    if seconds >= 1000 * _DAY_S:
-        return "more than 1000 d"
-    whole = round(seconds) if seconds < 600 else 60 * round(seconds / 60)
-    if whole >= _DAY_S:
-        whole = 3600 * round(seconds / 3600)
-    sizes = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    shown = [
-        f"{whole % above // size} {unit}"
-        for (unit, size), above in zip(sizes, (10**12, 86400, 3600, 60), strict=True)
-        if whole % above // size
-    ]
-    return " ".join(shown) or "0 s"
-
-
-def _amount(value: float | None, default: float) -> float:
-    """A length that is not negative; what is missing or not a number becomes the default."""
-    return default if value is None or math.isnan(value) else max(0.0, value)
-
-
-def _finite(value: float) -> float:
-    return min(_AGE_S, _amount(value, 0.0))
+    return f"{span_text(left)}{f' of {span_text(limit)}' if limit < math.inf else ''} quota"

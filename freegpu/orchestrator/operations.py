@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from freegpu.adapters import registry, wrappers
-from freegpu.adapters.base import Adapter
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.clock import Clock, SystemClock, utc
@@ -126,9 +125,9 @@ class Workspace:
         return open_shared(self.settings, self.ledger, self.home_id)
 
     @cached_property
-    def adapters(self) -> dict[str, Adapter]:
+    def adapters(self) -> dict[str, wrappers.Patient]:
         """One adapter a configured platform."""
-        found: dict[str, Adapter] = {}
+        found: dict[str, wrappers.Patient] = {}
         for name, platform in self.settings.platforms.items():
             adapter = registry.create(
                 name, platform.adapter, platform.options, home=self.settings.home, clock=self.clock

@@ -4,8 +4,8 @@ Who: endangered deadlines first, then priority, then first come. Nobody blocks t
 nowhere now is passed over, and comes again at the next tick.
 Where: hard filters, then the user's order of cards, then the least expected finish; among finishes that are
 nearly equal a slot that is there already, then the session that takes less of its quota, then the name.
-It knows no platform and has no clock, and the order of a snapshot's tuples does not matter. What a place
-would mean for a job is computed in `expectation`; here it is only compared.
+It knows no platform and has no clock, and the order of a snapshot's tuples does not matter. Which
+spots fit a job is decided in `spots`, what one would mean for it in `expectation`; here they are compared.
 """
 
 from __future__ import annotations
@@ -18,18 +18,7 @@ from statistics import median_low
 
 from freegpu import cards
 from freegpu.adapters.base import Offer
-from freegpu.orchestrator.expectation import (
-    Ask,
-    Budget,
-    Kind,
-    Outlook,
-    Spot,
-    SpotKind,
-    blocked,
-    expect,
-    seconds_until,
-    unfit,
-)
+from freegpu.orchestrator.expectation import Outlook, expect
 from freegpu.orchestrator.model import (
     Action,
     Assign,
@@ -39,6 +28,16 @@ from freegpu.orchestrator.model import (
     Snapshot,
     StartSession,
     Waiting,
+)
+from freegpu.orchestrator.spots import (
+    Ask,
+    Budget,
+    Kind,
+    Spot,
+    SpotKind,
+    blocked,
+    seconds_until,
+    unfit,
 )
 
 __all__ = ["decide", "explain"]
@@ -175,9 +174,11 @@ class _Board:
             )
             for _, slot in sorted(free.items())
         ]
-        for place in places:
-            for offer in sorted(place.offers, key=repr):
-                spots.append(Spot.of_offer(place, offer, budget(offer), now))
+        spots += [
+            Spot.of_offer(place, offer, budget(offer), now)
+            for place in places
+            for offer in sorted(place.offers, key=repr)
+        ]
         board = cls(places=places, spots=spots, openings=openings)
         board.count()
         return board
