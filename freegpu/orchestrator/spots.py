@@ -105,11 +105,12 @@ class Budget:
         window = balance.window
         if window.kind in (WindowKind.NONE, WindowKind.PER_SESSION) or balance.left_s is None:
             return cls()
+        moving = min(_AGE_S, _amount(window.period_s, 7 * _DAY_S))
         periods = {
             WindowKind.FIXED_WEEKLY: 7 * _DAY_S,
             WindowKind.MONTHLY: 30.4 * _DAY_S,
-            WindowKind.ROLLING: _amount(window.period_s, 7 * _DAY_S),
-            WindowKind.FROM_FIRST_USE: _amount(window.period_s, 7 * _DAY_S),
+            WindowKind.ROLLING: moving,
+            WindowKind.FROM_FIRST_USE: moving,
         }
         period = periods.get(window.kind)
         refill_in = None if balance.resets_at is None else seconds_until(balance.resets_at, now)
@@ -287,7 +288,7 @@ def _either(words: tuple[str, ...]) -> str:
     return " or ".join((", ".join(unique[:-1]), unique[-1])) if len(unique) > 1 else unique[0]
 
 
-def spanspan_text(seconds: float) -> str:
+def span_text(seconds: float) -> str:
     """A span as people say it, to two units: `45 s`, `5 h 10 min`, `3 d 4 h`."""
     if seconds >= 1000 * _DAY_S:
         return "more than 1000 d"
