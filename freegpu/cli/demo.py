@@ -152,4 +152,4 @@ def _show(out: Output, found: DemoResult, *, kept: bool) -> None:
         ]
     )
     if not kept:
-        out.note("next: write a job.yaml and `freegpu submit job.yaml`; docs/tutorial.md shows how")
+        out.note("next: write a job.yaml and `freegpu submit job.yaml --wait`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,6 +62,8 @@ def doctor(call: Call, platform: str | None, live: bool) -> Result:
 
     Each line says ok, problem or information, and what to do. Exit code 0 if nothing is broken, 10 otherwise.
     """
+    from freegpu.config import without_password
+
     settings: dict[str, Any] = {}
     try:
         settings = _settings(call)
@@ -76,6 +79,8 @@ def doctor(call: Call, platform: str | None, live: bool) -> Result:
 
         name = "settings" if isinstance(error, ConfigError) else "home"
         checks = [Check(name=name, ok=False, detail=str(error), hint=error.hint)]
+    # what doctor prints is pasted into issues, and a driver's message may quote its whole URL
+    checks = [replace(check, detail=without_password(check.detail)) for check in checks]
     broken = [check for check in checks if check.ok is False]
     return Result(
         data={"checks": checks, "settings": settings},

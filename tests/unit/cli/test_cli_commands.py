@@ -288,10 +288,15 @@ def test_doctor_works_when_nothing_else_does(
 
 
 def test_doctor_shows_every_setting_with_its_origin_and_no_password(
-    shell: Callable[..., Any],
+    shell: Callable[..., Any], fake: Any
 ) -> None:
     """What doctor prints may be pasted into an issue."""
     environ = {"FREEGPU_DB": "postgresql://me:s3cr3t@host/db"}
+    detail = "cannot connect to postgresql://me:s3cr3t@host/db"
+    fake.answers["doctor"] = (Check(name="ledger", ok=False, detail=detail),)
+    for form in ([], ["--json"]):
+        told = shell("doctor", *form, environ=environ)
+        assert "s3cr3t" not in told.out + told.err
     answer = shell("doctor", environ=environ)
     assert "db    postgresql://me:***@host/db (from FREEGPU_DB)" in answer.out
     settings = shell("doctor", "--json", environ=environ).envelope["data"]["settings"]
