@@ -158,7 +158,7 @@ class Agent:
             notice=notice,
             progress_step=lambda: logs.step_number,
             bandwidth=self._profile.bandwidth,
-            pids=lambda: process.marked(f"{process.MARK}={ticket.attempt}".encode()),
+            pids=lambda: process.marked(f"{process.MARK}={place.mark}".encode()),
             changed=self._ring,
         )
 

@@ -7,7 +7,7 @@ not know processes or the store.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Mapping, Optional
 
@@ -21,6 +21,8 @@ class Place:
     """The folders of one attempt on the session's disk."""
 
     root: Path
+    #: see process.MARK
+    mark: str = field(default_factory=lambda: os.urandom(12).hex())
 
     @property
     def source(self) -> Path:
@@ -70,8 +72,9 @@ def environment(
     env.update(
         {
             "PYTHONPATH": os.pathsep.join([*paths, str(place.library)]),
-            MARK: ticket.attempt,
+            MARK: place.mark,
             "FREEGPU_JOB_ID": ticket.job,
+            "FREEGPU_ATTEMPT_ID": ticket.attempt,
             "FREEGPU_JOB_NAME": ticket.name,
             "FREEGPU_ATTEMPT": str(ticket.number),
             "FREEGPU_CHECKPOINT_DIR": str(place.checkpoints(ticket.checkpoint_path)),

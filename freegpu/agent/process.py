@@ -17,8 +17,9 @@ import subprocess
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Protocol
 
-#: the variable that marks every process of an attempt, also one that left the group
-MARK = "FREEGPU_ATTEMPT_ID"
+#: The variable that marks every process of an attempt, also one that left the group. Its value is drawn at
+#: random: ids of attempts are only unique in their home, and several may use one machine.
+MARK = "FREEGPU_PROCESS_MARK"
 
 #: seconds for a killed process to be gone
 _REAP_S = 5.0

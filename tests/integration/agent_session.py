@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -59,6 +58,7 @@ class AgentSession:
         self.tickets = 0
         self.counter = 0
         self.process: subprocess.Popen[bytes] | None = None
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     # --- the agent ---------------------------------------------------------------------------------
 
@@ -81,11 +81,11 @@ class AgentSession:
         path.write_text(json.dumps(replace(known, **profile).to_json()))
         env = {name: value for name, value in os.environ.items() if not name.startswith("FREEGPU_")}
         env["FREEGPU_HOME"] = "/an/internal/of/ours"
-        self.process = subprocess.Popen(
-            [self.python, "-I", str(self.archive), str(path)],
-            env=env,
-            stderr=open(self.folder / "agent.err", "ab"),  # noqa: SIM115 - the agent's own output
-        )
+        with open(self.folder / "agent.err", "ab") as words:
+            self.process = subprocess.Popen(
+                [self.python, "-I", str(self.archive), str(path)], env=env, stderr=words
+            )
+        self.processes.append(self.process)
         return self.process
 
     @property
@@ -105,9 +105,10 @@ class AgentSession:
         return found
 
     def close(self) -> None:
-        if self.process and self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
 
     # --- tickets -----------------------------------------------------------------------------------
 
@@ -186,9 +187,7 @@ class AgentSession:
 
         def look() -> dict[str, Any] | None:
             try:
-                return wire.unpack(
-                    self.store.get(wire.agent_beat_key(self.session)), self.key
-                )
+                return wire.unpack(self.store.get(wire.agent_beat_key(self.session)), self.key)
             except Exception:
                 return None
 
