@@ -31,7 +31,7 @@ BATCH = 16
 MOMENTUM = 0.9
 DECAY = 1e-4  # L2 penalty
 AVERAGING = 0.995  # the model handed out is a moving average of the weights
-SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))  # (down, right), in pixels
+SHIFTS = ((0, 1), (0, -1), (1, 0), (-1, 0))  # (down, right), in pixels
 SHIFTED = 0.25  # how often an image is learnt from one pixel off its place
 SAVED_AND_RESUMABLE = 75
 
@@ -62,7 +62,7 @@ class Settings(NamedTuple):
 class Data(NamedTuple):
     """Images and their digits."""
 
-    images: list[list[Image]]  # each image in all its SHIFTS, unmoved first
+    images: list[Image]
     labels: list[int]
 
 
@@ -85,7 +85,7 @@ def load(path: Path) -> tuple[Data, Data]:
     """Return the training and the test part."""
     with gzip.open(path, "rt", newline="") as file:
         rows = [[int(cell) for cell in row] for row in csv.reader(file)]
-    images = [[moved(row[:-1], down, right) for down, right in SHIFTS] for row in rows]
+    images = [inked(row[:-1]) for row in rows]
     labels = [row[-1] for row in rows]
     return (
         Data(images[:-TEST_IMAGES], labels[:-TEST_IMAGES]),
@@ -93,14 +93,18 @@ def load(path: Path) -> tuple[Data, Data]:
     )
 
 
-def moved(pixels: list[int], down: int, right: int) -> Image:
-    """Return the image shifted, as a list of its inked pixels, brightness 0 to 1."""
-    image = []
-    for place, ink in enumerate(pixels):
-        row, column = place // SIDE + down, place % SIDE + right
-        if ink and 0 <= row < SIDE and 0 <= column < SIDE:
-            image.append((row * SIDE + column, ink / 16.0))
-    return image
+def inked(pixels: list[int]) -> Image:
+    """Return the pixels that are not blank, brightness 0 to 1."""
+    return [(place, ink / 16.0) for place, ink in enumerate(pixels) if ink]
+
+
+def moved(image: Image, down: int, right: int) -> Image:
+    """Return the image shifted; what leaves the square is gone."""
+    return [
+        (place + down * SIDE + right, ink)
+        for place, ink in image
+        if 0 <= place // SIDE + down < SIDE and 0 <= place % SIDE + right < SIDE
+    ]
 
 
 # --- arithmetic ------------------------------------------------------------------------------
@@ -171,8 +175,8 @@ class Network:
         """Return mean loss and accuracy on unmoved images."""
         losses = []
         correct = 0
-        for variants, label in zip(data.images, data.labels):
-            _, _, shifted, log_total = self.forward(variants[0])
+        for image, label in zip(data.images, data.labels):
+            _, _, shifted, log_total = self.forward(image)
             losses.append(log_total - shifted[label])
             correct += shifted[label] == 0.0
         return math.fsum(losses) / len(losses), correct / len(losses)
@@ -229,9 +233,10 @@ class Training:
         batch = self.order[self.position : self.position + BATCH]
         network, gradient = Network(self.weights), zeros(self.weights)
         for index in batch:
+            image = data.images[index]
             draw = self.rng.random() / SHIFTED
-            variant = 1 + int(draw * (len(SHIFTS) - 1)) if draw < 1.0 else 0
-            image = data.images[index][variant]
+            if draw < 1.0:
+                image = moved(image, *SHIFTS[int(draw * len(SHIFTS))])
             loss, right = network.gradient(image, data.labels[index], gradient)
             self.loss += loss
             self.correct += right

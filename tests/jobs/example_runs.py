@@ -13,7 +13,7 @@ from pathlib import Path
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 SAVED_AND_RESUMABLE = 75
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 @dataclass

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from example_runs import JOBS, SAVED_AND_RESUMABLE, Example
+
+from tests.jobs.example_runs import JOBS, SAVED_AND_RESUMABLE, Example
 
 DIGITS = JOBS / "digits"
-SMALL = {"EPOCHS": "2", "HIDDEN": "32", "SAVE_EVERY": "15"}
+SMALL = {"EPOCHS": "2", "HIDDEN": "16", "SAVE_EVERY": "20"}
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 
 
@@ -132,6 +133,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_continues_from_the_one_before
     assert not half.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", ["1000000", "37"])
 def test_how_often_it_saves_does_not_change_the_result(
     tmp_path: Path, undisturbed: Example, every: str
@@ -142,6 +144,7 @@ def test_how_often_it_saves_does_not_change_the_result(
     assert run.results() == undisturbed.results()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", PYTHONS)
 def test_every_python_gives_the_same_bytes(
     tmp_path: Path, undisturbed: Example, version: str
@@ -156,6 +159,7 @@ def test_every_python_gives_the_same_bytes(
     assert run.results() == undisturbed.results()
 
 
+@pytest.mark.slow
 def test_a_run_may_continue_under_another_python(tmp_path: Path, undisturbed: Example) -> None:
     """The checkpoint of one Python is continued by the next to the same bytes."""
     pythons = [path for path in map(interpreter, PYTHONS) if path]
@@ -223,6 +227,7 @@ def test_the_script_imports_the_standard_library_alone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_default_run_reads_93_percent_of_the_unseen_digits(tmp_path: Path) -> None:
     """It is a real training: a broken step shows as a worse reader."""
     run = Example(DIGITS / "train.py", tmp_path)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from example_runs import JOBS, SAVED_AND_RESUMABLE, Example
+
+from tests.jobs.example_runs import JOBS, SAVED_AND_RESUMABLE, Example
 
 pytestmark = [
     pytest.mark.slow,

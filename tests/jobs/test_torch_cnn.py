@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import JOBS, SAVED_AND_RESUMABLE, Example
+
+from tests.jobs.example_runs import JOBS, SAVED_AND_RESUMABLE, Example
 
 pytestmark = [
     pytest.mark.slow,
