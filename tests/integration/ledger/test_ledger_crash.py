@@ -136,13 +136,13 @@ def write_for_ever(seed, log):
             ledger.note_attempt(a.id, progress=Progress(step=rng.random(), total=1))
             if a.state is AttemptState.ALLOCATED:
                 ledger.attempt_event(a.id, AttemptEvent.START, started_at=now)
-    said.write("begun\\n")
     while True:
         try:
             one()
         except FreeGPUError as error:
             if error.exit_code not in (30, 31):  # somebody else was faster: that is the point
                 say("error", repr(error))
+        said.write("did\\n")
 
 print("ready", flush=True)
 for line in sys.stdin:
@@ -182,12 +182,12 @@ def together(script: str, go: Path, *arguments: list[str]) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_of_two_processes_exactly_one_gets_a_job(bench: Bench, tmp_path: Path) -> None:
-    """Forty jobs, two orchestrators at once: every job is started once, with one session and one reserve."""
-    jobs = bench.submit(*[f"job-{i}" for i in range(40)])
+    """Twenty jobs, two orchestrators at once: every job is started once, with one session and one reserve."""
+    jobs = bench.submit(*[f"job-{i}" for i in range(20)])
     go = tmp_path / "go"
     one, two = together(RACER, go, [bench.url, str(go)], [bench.url, str(go)])
     assert sorted(one + two) == sorted(job.id for job in jobs)
-    assert len(bench.ledger.sessions()) == len(bench.ledger.entries()) == 40
+    assert len(bench.ledger.sessions()) == len(bench.ledger.entries()) == 20
     assert {job.epoch for job in bench.ledger.jobs()} == {1}
 
 
@@ -277,15 +277,16 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_ledger(url: str, tmp_path:
                 nursery.stdin.flush()
                 pids.append(int(nursery.stdout.readline()))
             for pid, log in zip(pids, logs[-2:], strict=True):
-                until = time.monotonic() + 30
-                while not log.exists() or not log.stat().st_size:
-                    assert time.monotonic() < until, "a writer did not begin"
+                # by deeds, not by time: on a busy machine a writer gets little done in a second
+                deeds, until = rng.randrange(1, 16), time.monotonic() + 60
+                while not log.exists() or log.read_text().count("did\n") < deeds:
+                    assert time.monotonic() < until, "a writer does nothing"
                     time.sleep(0.002)
-                time.sleep(rng.uniform(0.0, 0.3))
+                time.sleep(rng.uniform(0.0, 0.02))
                 os.kill(pid, signal.SIGKILL)
             with Ledger.open(url, clock=SystemClock()) as ledger:
                 said = [line.split() for log in logs for line in log.read_text().splitlines()]
-                check(ledger, [words for words in said if words != ["begun"]])
+                check(ledger, [words for words in said if words != ["did"]])
                 ledger.record("test", "and it can be written to")
     finally:
         nursery.stdin.close()
