@@ -55,10 +55,10 @@ class Progress:
         if len(self._rest) > MAX_LINE:
             self._rest, self._skipping = b"", True
         before = dict(self.latest)
+        self._read_own(lines)
         # a bar is complete before its line is: the carriage return comes with the next one
         self._read_bars(lines[-4 * MAX_LINE :] + (b"" if self._skipping else self._rest))
         self._read_trainer(lines)
-        self._read_own(lines)
         return dict(self.latest) if self.latest != before else None
 
     def _read_own(self, lines: bytes) -> None:
@@ -66,8 +66,9 @@ class Progress:
             found = _OWN.search(line)
             told = _plain_fields(found.group(1)) if found else None
             if told is not None:
+                # a script that speaks our dialect is believed, and nothing is mixed into what it says
+                self.latest = {**self.latest, **told} if self._told else told
                 self._told = True
-                self.latest.update(told)
                 return
 
     def _read_trainer(self, lines: bytes) -> None:

@@ -16,9 +16,7 @@ import pytest
 
 from freegpu.agent import wire
 from freegpu.orchestrator import agent_archive
-
-sys.path.insert(0, str(Path(__file__).parent))
-from agent_session import AgentSession, gone, until  # noqa: E402
+from tests.integration.agent_session import AgentSession, gone, until
 
 SAVER = """
 echo '{"step": 0}' > "$FREEGPU_CHECKPOINT_DIR/state.json"

@@ -152,7 +152,9 @@ def test_a_script_that_speaks_our_dialect_is_believed_over_its_bars() -> None:
     """Once a job has told its step, a bar of some library does not change it."""
     ours = b'FREEGPU_PROGRESS {"step": 5, "total": 10}\n'
     bar = b"\r 12%|# | 120/1000 [00:10<01:20, 10.9it/s]"
-    assert feed(ours, bar, b"{'loss': 0.1}\n") == {"step": 5, "total": 10}
+    for order in ([ours, bar, b"\n{'loss': 0.1}\n"], [bar, b"\n{'loss': 0.1}\n", ours]):
+        assert feed(*order) == {"step": 5, "total": 10}
+        assert feed(b"".join(order)) == {"step": 5, "total": 10}
 
 
 def test_feed_tells_only_what_is_new() -> None:
