@@ -19,6 +19,8 @@ __all__ = ["Outlook", "expect"]
 
 #: work that a quota which never comes back leaves over waits this long, for ranking: somewhere a week turns
 ELSEWHERE_S = 7 * 86400.0
+#: the fault of a spot whose first session is too short; its sentence is made when somebody asks
+SHORT = "too short"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,8 @@ class Outlook:
 
     def sentence(self, ask: Ask, spot: Spot) -> str:
         """One sentence with the figures that count."""
-        parts = [part for part in (self._finish(ask), self.fault) if part]
+        fault = _shortfall(ask, spot) if self.fault == SHORT else self.fault
+        parts = [part for part in (self._finish(ask), fault) if part]
         if not self.fault:
             if spot.kind is SpotKind.LIVE:
                 left = "no limit" if spot.left_s == math.inf else f"{span_text(spot.left_s)} left"
@@ -84,26 +87,32 @@ class Outlook:
 
 def expect(ask: Ask, spot: Spot, choice: int = 0) -> Outlook:
     """The walk through sessions and quota windows, or why not even the first session is worth it."""
-    least = ask.kind.least_s
-    if spot.kind is SpotKind.LIVE:
-        if spot.left_s < least:
-            have, want = span_text(spot.left_s), span_text(least)
-            fault = f"the session has {have} left, and the job needs {want} to work and save"
-            return Outlook(fault=fault, choice=choice)
-    else:
-        least += spot.delay_s
-        if spot.limit_s < least:
-            have, want = span_text(spot.limit_s), span_text(least)
-            fault = f"a session lasts {have}, and the job needs {want} to start, work and save"
-            return Outlook(fault=fault, choice=choice)
-        if spot.quota_s < least:
-            back = spot.budget.refill_in_s
-            when = f"; more in {span_text(back)}" if back is not None else ""
-            fault = (
-                f"{_quota(spot)} left, and the job needs {span_text(least)} to start, work and save"
-            )
-            return Outlook(fault=fault + when, choice=choice)
+    if _room(spot) < _least(ask, spot):
+        return Outlook(fault=SHORT, choice=choice)
     return _walk(ask, spot, choice)
+
+
+def _room(spot: Spot) -> float:
+    """How long the first session there lasts from now, seconds."""
+    return spot.left_s if spot.kind is SpotKind.LIVE else min(spot.limit_s, spot.quota_s)
+
+
+def _least(ask: Ask, spot: Spot) -> float:
+    """How long it must last, seconds."""
+    return ask.kind.least_s + (0.0 if spot.kind is SpotKind.LIVE else spot.delay_s)
+
+
+def _shortfall(ask: Ask, spot: Spot) -> str:
+    """Why the first session is too short, with the figures."""
+    want = span_text(_least(ask, spot))
+    if spot.kind is SpotKind.LIVE:
+        return f"the session has {span_text(spot.left_s)} left, and the job needs {want} to work and save"
+    needs = f"and the job needs {want} to start, work and save"
+    if spot.limit_s <= spot.quota_s:
+        return f"a session lasts {span_text(spot.limit_s)}, {needs}"
+    back = spot.budget.refill_in_s
+    more = f"; more in {span_text(back)}" if back is not None else ""
+    return f"{_quota(spot)} left, {needs}{more}"
 
 
 def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:

@@ -33,6 +33,7 @@ from freegpu.orchestrator.spots import (
     Ask,
     Budget,
     Kind,
+    Shape,
     Spot,
     SpotKind,
     blocked,
@@ -47,6 +48,9 @@ NEAR = 1.05
 #: a deadline is endangered when what is left is less than this much of the expected run, and an hour
 DANGER, DANGER_S = 1.3, 3600.0
 
+#: for offers that draw on no quota, or on one that nobody counts
+_UNLIMITED = Budget()
+
 #: a platform and the login on it
 Login = tuple[str, str]
 
@@ -55,9 +59,10 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     """What to assign and to start now. Never raises; equal snapshots give equal actions, in equal order."""
     board = _Board.of(snapshot, now)
     placed: set[str] = set()
-    for job, fit in board.queue(snapshot.waiting, now):
+    for job in board.queue(snapshot.waiting, now):
         if board.spent:
             break
+        fit = board.fit(Kind.of(job))
         if fit.hopeless or job.id in placed:
             continue
         ask = Ask.of(job, fit.kind)
@@ -81,7 +86,7 @@ def explain(job: Waiting, snapshot: Snapshot, now: datetime) -> list[Score]:
     fit = board.fit(Kind.of(job))
     ask = Ask.of(job, fit.kind)
     scores = [outlook.score(ask, spot) for spot, outlook in board.ranked(ask, fit)]
-    rest = [(spot, board.outlook(ask, spot, *unfit(fit.kind, spot))) for spot in board.spots]
+    rest = [(spot, board.explained(ask, spot)) for spot in board.spots]
     scores += [outlook.score(ask, spot) for spot, outlook in rest if outlook.fault]
     shown = {score.platform for score in scores}
     silent = [place for place in board.places if place.platform not in shown]
@@ -104,17 +109,6 @@ def _nothing(place: Place, kind: Kind, now: datetime) -> Score:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Fit:
-    """The spots that jobs of one kind could take, each with its place in their list of cards."""
-
-    kind: Kind
-    spots: list[tuple[Spot, int]]
-    #: seconds per T4 second on a middling card of these; None: nothing fits
-    pace: float | None
-    hopeless: bool
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
 class _Started:
     """A session that this call decided to start."""
 
@@ -134,12 +128,37 @@ class _Started:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
+class _Fit:
+    """The spots that jobs of one kind could take, each with its place in their list of cards."""
+
+    kind: Kind
+    spots: list[tuple[Spot, int]]
+    #: shapes that fit, with their place in the list
+    choices: dict[Shape, int]
+    #: seconds per T4 second on a middling card of these; None: nothing fits
+    pace: float | None
+    #: nothing is left for these jobs
+    hopeless: bool
+    #: sessions started by this call that were looked at
+    seen: int = 0
+
+    def welcome(self, started: Sequence[_Started]) -> None:
+        """Count in the slots of sessions that were started since the last look."""
+        for session in started[self.seen :]:
+            choice = self.choices.get(session.spot.shape)
+            if choice is not None and not self.kind.refused(session.spot.offer.platform):
+                self.spots.append((session.spot, choice))
+        self.seen = len(started)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
 class _Board:
     """What is still to be had while one call decides."""
 
     places: Sequence[Place]
     #: in an order that depends on their content alone; ties go to the first
     spots: list[Spot]
+    shapes: dict[Shape, list[Spot]]
     #: sessions that a login may still open, and how many it may have
     openings: dict[Login, tuple[int, int]]
     fits: dict[Kind, _Fit] = field(default_factory=dict)
@@ -179,44 +198,66 @@ class _Board:
             for place in places
             for offer in sorted(place.offers, key=repr)
         ]
-        board = cls(places=places, spots=spots, openings=openings)
+        shapes: dict[Shape, list[Spot]] = {}
+        for rank, spot in enumerate(spots):
+            spot.rank = rank
+            shapes.setdefault(spot.shape, []).append(spot)
+        board = cls(places=places, spots=spots, shapes=shapes, openings=openings)
         board.count()
         return board
 
-    def queue(self, waiting: Iterable[Waiting], now: datetime) -> list[tuple[Waiting, _Fit]]:
-        """Every job with what fits it, in the order in which they choose."""
-        jobs = [(job, self.fit(Kind.of(job))) for job in waiting]
+    def queue(self, waiting: Iterable[Waiting], now: datetime) -> list[Waiting]:
+        """Every job, in the order in which they choose."""
 
-        def turn(entry: tuple[Waiting, _Fit]) -> tuple[bool, int, int, str]:
-            job, fit = entry
-            calm = job.deadline is None or not _endangered(job, fit, now)
+        def turn(job: Waiting) -> tuple[bool, int, int, str]:
+            calm = job.deadline is None or not self._endangered(job, now)
             return (calm, -job.priority, job.seq, job.id)
 
-        return sorted(jobs, key=turn)
+        return sorted(waiting, key=turn)
+
+    def _endangered(self, job: Waiting, now: datetime) -> bool:
+        """Whether a deadline that can still be met is close to what the job needs on a middling card."""
+        left = 0.0 if job.deadline is None else seconds_until(job.deadline, now)
+        if left <= 0:
+            return False
+        fit = self.fit(Kind.of(job))
+        if fit.pace is None:
+            return False
+        return left < DANGER * Ask.of(job, fit.kind).work_s * fit.pace + DANGER_S
 
     def fit(self, kind: Kind) -> _Fit:
+        """What fits jobs of this kind; looked at once, by shape."""
         found = self.fits.get(kind)
         if found is None:
-            judged = [(spot, *unfit(kind, spot)) for spot in self.spots]
-            spots = [(spot, choice) for spot, fault, choice in judged if not fault]
-            paces = [1 / cards.speed(spot.offer.card, kind.needs.workload) for spot, _ in spots]
+            judged = [(shape, *unfit(kind, shape)) for shape in self.shapes]
+            choices = {shape: choice for shape, fault, choice in judged if not fault}
+            paces = [1 / cards.speed(shape[0], kind.needs.workload) for shape in choices]
+            spots = [(spot, at) for shape, at in choices.items() for spot in self.shapes[shape]]
+            if kind.needs.platforms or kind.avoid:
+                spots = [entry for entry in spots if not kind.refused(entry[0].offer.platform)]
             found = self.fits[kind] = _Fit(
                 kind=kind,
-                spots=[(s, choice) for s, choice in spots if not s.closed and not s.attended],
-                pace=median_low(paces) if paces else None,
+                spots=spots,
+                choices=choices,
+                pace=median_low(paces) if spots else None,
                 hopeless=not spots,
             )
         return found
 
-    def outlook(self, ask: Ask, spot: Spot, fault: str, choice: int) -> Outlook:
-        """What the spot would mean now, all filters applied."""
-        fault = fault or spot.closed or self._full(spot)
-        if fault:
+    def explained(self, ask: Ask, spot: Spot) -> Outlook:
+        """The same as `outlook` for a spot that may not fit the job at all."""
+        refused = ask.kind.refused(spot.offer.platform)
+        fault, choice = (refused, 0) if refused else unfit(ask.kind, spot.shape)
+        return Outlook(fault=fault, choice=choice) if fault else self.outlook(ask, spot, choice)
+
+    def outlook(self, ask: Ask, spot: Spot, choice: int) -> Outlook:
+        """What a spot that fits the job would mean now."""
+        if fault := spot.closed or self._full(spot):
             return Outlook(fault=fault, choice=choice)
         outlook = expect(ask, spot, choice)
         if spot.attended and not outlook.fault:
             return outlook.but(
-                "a person must start the session: freegpu cell " + spot.offer.platform
+                f"a person must start the session: freegpu cell {spot.offer.platform}"
             )
         return outlook
 
@@ -231,33 +272,35 @@ class _Board:
 
     def ranked(self, ask: Ask, fit: _Fit) -> list[tuple[Spot, Outlook]]:
         """What this job could take, best first."""
-        fit.spots = [entry for entry in fit.spots if not entry[0].gone]
-        found = [(spot, self.outlook(ask, spot, "", choice)) for spot, choice in fit.spots]
-        found = [(spot, outlook) for spot, outlook in found if not outlook.fault]
+        fit.welcome(self.started)
+        found = [
+            (spot, outlook)
+            for spot, choice in fit.spots
+            if not spot.gone and not (outlook := self.outlook(ask, spot, choice)).fault
+        ]
+        # What is full or too short for this kind of job stays so while we decide.
+        fit.spots = [(spot, outlook.choice) for spot, outlook in found]
         if not found:
             return []
         first = min(outlook.choice for _, outlook in found)
         least = min(outlook.expected_s for _, outlook in found if outlook.choice == first)
 
-        def place(entry: tuple[Spot, Outlook]) -> tuple[int, bool, int, float, float]:
+        def place(entry: tuple[Spot, Outlook]) -> tuple[int, bool, int, float, float, int]:
             spot, outlook = entry
             if outlook.choice == first and outlook.expected_s <= least * NEAR:
-                return (first, False, spot.kind, _share(spot, ask), outlook.expected_s)
-            return (outlook.choice, True, 0, 0.0, outlook.expected_s)
+                share = _share(spot, ask)
+                return (first, False, spot.kind, share, outlook.expected_s, spot.rank)
+            return (outlook.choice, True, 0, 0.0, outlook.expected_s, spot.rank)
 
         return sorted(found, key=place)
 
     def take(self, spot: Spot, outlook: Outlook, ask: Ask, job: str) -> None:
         """Give the spot to the job, and take what it costs from what is left for others."""
         if spot.kind is SpotKind.LIVE:
-            spot.gone = True
-            self.assigned.append(
-                Assign(
-                    session=spot.session,
-                    assignment=Assignment(job=job, slot=spot.slot),
-                    why=outlook.sentence(ask, spot),
-                )
-            )
+            spot.free = 0
+            assignment = Assignment(job=job, slot=spot.slot)
+            why = outlook.sentence(ask, spot)
+            self.assigned.append(Assign(session=spot.session, assignment=assignment, why=why))
         elif spot.kind is SpotKind.NEW:
             self._start(spot, outlook.sentence(ask, spot), ask, job)
         else:
@@ -271,9 +314,6 @@ class _Board:
         slots = Spot.of_planned(spot)
         self.started.append(_Started(spot=slots, why=why))
         self.spots.append(slots)
-        for fit in self.fits.values():
-            # Where the session itself did not fit, its further slots do not either.
-            fit.spots += [(slots, choice) for known, choice in fit.spots if known is spot]
         self._join(self.started[-1], ask, job)
 
     def _join(self, started: _Started, ask: Ask, job: str) -> None:
@@ -287,12 +327,8 @@ class _Board:
     def count(self) -> None:
         """Note which spots are gone, and whether any is left."""
         for spot in self.spots:
-            spot.gone = spot.gone or spot.free < 1 or bool(self._full(spot))
-        self.spent = not any(not (spot.gone or spot.closed or spot.attended) for spot in self.spots)
-
-
-#: for offers that draw on no quota, or on one that nobody counts
-_UNLIMITED = Budget()
+            spot.gone = spot.gone or spot.free < 1 or bool(spot.closed or self._full(spot))
+        self.spent = all(spot.gone or spot.attended for spot in self.spots)
 
 
 def _share(spot: Spot, ask: Ask) -> float:
@@ -301,11 +337,3 @@ def _share(spot: Spot, ask: Ask) -> float:
     if spot.kind is not SpotKind.NEW or not 0 < limit < math.inf:
         return 0.0
     return spot.reserve(ask) / limit
-
-
-def _endangered(job: Waiting, fit: _Fit, now: datetime) -> bool:
-    """Whether a deadline that can still be met is close to what the job needs on a middling card."""
-    if job.deadline is None or fit.pace is None:
-        return False
-    left = seconds_until(job.deadline, now)
-    return 0 < left < DANGER * Ask.of(job, fit.kind).work_s * fit.pace + DANGER_S

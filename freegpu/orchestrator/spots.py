@@ -14,13 +14,14 @@ from enum import IntEnum
 
 from freegpu import cards
 from freegpu.adapters.base import Offer, WindowKind
-from freegpu.jobs.model import Needs
+from freegpu.jobs.model import Accelerator, Needs
 from freegpu.orchestrator.model import Balance, FreeSlot, Place, Waiting
 
 __all__ = [
     "Ask",
     "Budget",
     "Kind",
+    "Shape",
     "Spot",
     "SpotKind",
     "blocked",
@@ -130,6 +131,10 @@ class SpotKind(IntEnum):
     NEW = 2  #: a session that would have to be started
 
 
+#: card, GB of it, and GB of memory, CPUs and GB of disk beside it; spots of one shape fit the same jobs
+Shape = tuple[str, float, float, float, float]
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class Spot:
     """One place that a job could go to, as long as it is not gone."""
@@ -153,6 +158,8 @@ class Spot:
     #: slots that are still free (planned), sessions that may still be started (new)
     free: float = 1
     gone: bool = False
+    #: place in the order of names; breaks ties
+    rank: int = 0
 
     @classmethod
     def of_slot(cls, slot: FreeSlot, place: Place | None, budget: Budget) -> Spot:
@@ -192,6 +199,12 @@ class Spot:
         return left / self.rate if self.rate > 0 else math.inf
 
     @property
+    def shape(self) -> Shape:
+        offer = self.offer
+        card = offer.card if offer.count >= 1 else ""
+        return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb)
+
+    @property
     def login(self) -> tuple[str, str]:
         return (self.offer.platform, self.offer.account)
 
@@ -215,24 +228,21 @@ class Spot:
         return cards.speed(self.offer.card, ask.kind.needs.workload)
 
 
-def unfit(kind: Kind, spot: Spot) -> tuple[str, int]:
-    """Why the job cannot run there whatever else is free ("" if it can), and the card's place in its list."""
-    needs, offer = kind.needs, spot.offer
-    if refused := kind.refused(offer.platform):
-        return refused, 0
-    fault, choice = _card_fault(needs, offer)
+def unfit(kind: Kind, shape: Shape) -> tuple[str, int]:
+    """Why the job cannot run on such a machine ("" if it can), and the place of the card in its list."""
+    needs, (card, vram_gb, memory_gb, cpus, disk_gb) = kind.needs, shape
+    fault, choice = _card_fault(needs, card)
     if fault:
         return fault, 0
-    vram = _vram(offer)
+    vram = _vram(card, vram_gb)
     if needs.vram_gb > 0 and 0 < vram < needs.vram_gb:
         return f"needs {needs.vram_gb:g} GB, the card has {vram:g} GB", choice
-    if 0 < offer.memory_gb < needs.memory_gb:
-        have, want = offer.memory_gb, needs.memory_gb
-        return f"needs {want:g} GB of main memory, it has {have:g} GB", choice
-    if 0 < offer.cpus < needs.cpus:
-        return f"needs {needs.cpus:g} CPUs, it has {offer.cpus:g}", choice
-    if 0 < offer.disk_gb < needs.disk_gb:
-        return f"needs {needs.disk_gb:g} GB of disk, it has {offer.disk_gb:g} GB", choice
+    if 0 < memory_gb < needs.memory_gb:
+        return f"needs {needs.memory_gb:g} GB of main memory, it has {memory_gb:g} GB", choice
+    if 0 < cpus < needs.cpus:
+        return f"needs {needs.cpus:g} CPUs, it has {cpus:g}", choice
+    if 0 < disk_gb < needs.disk_gb:
+        return f"needs {needs.disk_gb:g} GB of disk, it has {disk_gb:g} GB", choice
     return "", choice
 
 
@@ -251,36 +261,33 @@ def seconds_until(moment: datetime, now: datetime) -> float:
     return (first - second).total_seconds()
 
 
-def _card_fault(needs: Needs, offer: Offer) -> tuple[str, int]:
-    if offer.count < 1:
-        return "the offer holds no card", 0
-    facts = cards.find(offer.card)
+def _card_fault(needs: Needs, card: str) -> tuple[str, int]:
+    if not card:
+        return "it holds no card", 0
+    facts = cards.find(card)
     if facts is not None and facts.kind == "cpu" and not needs.allows_cpu:
         return "the job needs a card, and this is a CPU", 0
     if not needs.accelerators:
         special = facts is not None and facts.kind in ("tpu", "hpu")
         return ("such a chip must be asked for by name" if special else ""), 0
-    matches = [
-        (index, wanted)
-        for index, wanted in enumerate(needs.accelerators)
-        if cards.fulfils(offer.card, wanted.card)
-    ]
-    if not matches:
-        return f"the job takes {_either(tuple(a.card for a in needs.accelerators))}", 0
-    for index, wanted in matches:
-        if wanted.count <= 1:
-            return "", index if needs.ordered else 0
-    wanted = matches[0][1]
-    return f"the job wants {wanted.count} x {wanted.card} at once, and a slot is one card", 0
+    several: Accelerator | None = None
+    for index, wanted in enumerate(needs.accelerators):
+        if cards.fulfils(card, wanted.card):
+            if wanted.count <= 1:
+                return "", index if needs.ordered else 0
+            several = several or wanted
+    if several is not None:
+        return f"the job wants {several.count} x {several.card} at once, and a slot is one card", 0
+    return f"the job takes {_either(tuple(a.card for a in needs.accelerators))}", 0
 
 
-def _vram(offer: Offer) -> float:
+def _vram(card: str, reported_gb: float) -> float:
     """GB of one card. Drivers report a little less than the label says: near it, the label counts."""
-    facts = cards.find(offer.card)
+    facts = cards.find(card)
     if facts is None or not facts.vram_gb:
-        return offer.vram_gb
-    near = abs(offer.vram_gb - facts.vram_gb) <= 0.1 * facts.vram_gb
-    return facts.vram_gb if near or offer.vram_gb <= 0 else offer.vram_gb
+        return reported_gb
+    near = abs(reported_gb - facts.vram_gb) <= 0.1 * facts.vram_gb
+    return facts.vram_gb if near or reported_gb <= 0 else reported_gb
 
 
 def _either(words: tuple[str, ...]) -> str:
