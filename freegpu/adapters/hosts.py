@@ -2,7 +2,8 @@
 
 Pids are reused and parents die, so neither is asked. The parent locks a file, and the process inherits the open
 lock: whoever finds it free knows that the process is gone, however it ended, and at no moment is there a process
-without it. Knows no platform; `local` and the loopback platforms stand on it.
+without it. Who only looks takes a shared lock, so that lookers never take each other for a process.
+Knows no platform; `local` and the loopback platforms stand on it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from freegpu.agent.wire import check_name
 
 #: at most so much of the agent's own output is read at a time, bytes
 LOG_PAGE = 1 << 16
+
+#: The process notes its own pid before it becomes the command, so that a parent killed right after the start
+#: leaves a session that can still be stopped. Never over the parent's own, whole note (set -C).
+_BECOME = '{ set -C; echo $$ >pid; } 2>/dev/null; exec "$@"'
 
 
 class ProcessHost:
@@ -42,56 +47,74 @@ class ProcessHost:
         self._children.append(child)
 
     def place(self, key: str) -> Path:
-        """The folder of one session."""
+        """The folder of one session. ValueError: no session can have this key."""
         return self.folder / check_name(key)
 
-    def start(self, key: str, argv: Sequence[str], files: Mapping[str, bytes]) -> bool:
+    def keys(self) -> list[str]:
+        """Every session that has a folder here, sorted."""
+        try:
+            return sorted(place.name for place in self.folder.iterdir() if place.is_dir())
+        except FileNotFoundError:
+            return []
+
+    def start(
+        self,
+        key: str,
+        argv: Sequence[str],
+        files: Mapping[str, bytes],
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> bool:
         """Start the command, once a key; False: it was started before. OSError: it cannot be started.
 
-        `files` are written into the session's folder first, readable by the owner only.
+        `files` are written into the session's folder first, readable by the owner only; `env` is added to ours.
         """
         place = self.place(key)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._lock(place) as lock:
-            if lock is None or (place / "started").exists():
+        with _held(place / "start.lock"), _held(place / "lock", free=not self.started(key)) as lock:
+            if lock is None:
                 return False
             for name, data in files.items():
                 _write_private(place / name, data)
-            with open(place / "agent.log", "ab") as log:
-                process = subprocess.Popen(
-                    list(argv),
-                    cwd=place,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(lock,),
-                    start_new_session=True,
-                )
-            # the marker comes last: a crash before it leaves a held lock, and that says "started" too
-            _write_private(place / "pid", str(process.pid).encode())
+            # The marker comes first: a crash right after it costs one session that never lived. The other
+            # way round, a crash would let the same key start a second one once the first has ended.
             _write_private(place / "started", b"")
+            try:
+                with open(place / "agent.log", "ab") as log:
+                    process = subprocess.Popen(
+                        ["/bin/sh", "-c", _BECOME, "session", *argv],
+                        cwd=place,
+                        env={**os.environ, **(env or {})},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=(lock,),
+                        start_new_session=True,
+                    )
+            except OSError:
+                (place / "started").unlink()
+                raise
+            _write_private(place / "pid", b"%d\n" % process.pid)
             self._children.append(process)
         return True
 
     def started(self, key: str) -> bool:
         """Whether the command of this key was ever started."""
-        place = self.place(key)
-        return (place / "started").exists() or self.alive(key)
+        place = self._known(key)
+        return place is not None and (place / "started").exists()
 
     def alive(self, key: str) -> bool:
         """Whether it still runs."""
         for child in self._children:
             child.poll()  # no zombies beside a daemon that runs for weeks
-        place = self.place(key)
-        if not (place / "lock").exists():
-            return False
-        with self._lock(place) as lock:
-            return lock is None
+        place = self._known(key)
+        return place is not None and _is_held(place / "lock")
 
     def pid(self, key: str) -> int | None:
         """Its process id; only to be believed while it is alive."""
+        place = self._known(key)
         try:
-            return int((self.place(key) / "pid").read_bytes())
+            return None if place is None else int((place / "pid").read_bytes())
         except (OSError, ValueError):
             return None
 
@@ -104,36 +127,63 @@ class ProcessHost:
 
     def exit_record(self, key: str) -> dict[str, Any]:
         """What the agent wrote about its end; empty if it wrote nothing."""
+        place = self._known(key)
         try:
-            record = json.loads((self.place(key) / "work" / "exit.json").read_bytes())
+            record = json.loads((place / "work" / "exit.json").read_bytes()) if place else {}
         except (OSError, ValueError):
             return {}
         return record if isinstance(record, dict) else {}
 
-    def log(self, key: str, cursor: str | None) -> tuple[str, str | None]:
-        """A page of the agent's own output, and where it goes on (None: nothing new)."""
+    def log(self, key: str, cursor: str | None) -> tuple[str, str]:
+        """A page of the agent's own output, and where the next one begins."""
         start = int(cursor) if cursor and cursor.isdigit() else 0
-        try:
-            with open(self.place(key) / "agent.log", "rb") as file:
+        place, data = self._known(key), b""
+        if place is not None:
+            with contextlib.suppress(FileNotFoundError), open(place / "agent.log", "rb") as file:
                 file.seek(start)
                 data = file.read(LOG_PAGE)
-        except FileNotFoundError:
-            data = b""
-        return data.decode("utf-8", "replace"), str(start + len(data)) if data else None
+        if len(data) == LOG_PAGE and b"\n" in data:
+            data = data[: data.rindex(b"\n") + 1]  # not in the middle of a character
+        return data.decode("utf-8", "replace"), str(start + len(data))
 
-    @contextlib.contextmanager
-    def _lock(self, place: Path) -> Iterator[int | None]:
-        """The session's lock, taken for the block; None: its process holds it."""
-        descriptor = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    def _known(self, key: str) -> Path | None:
+        """The session's folder, if it can be one: a reference that somebody made up is merely unknown."""
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield None
-            else:
-                yield descriptor
-        finally:
-            os.close(descriptor)
+            return self.place(key)
+        except ValueError:
+            return None
+
+
+@contextlib.contextmanager
+def _held(path: Path, *, free: bool = True) -> Iterator[int | None]:
+    """Hold this lock alone for the block, or None if it is not `free` to be taken.
+
+    Waits for lookers, which are gone in microseconds; ask for a lock that a session holds, and it waits long.
+    """
+    if not free:
+        yield None
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(path: Path) -> bool:
+    """Whether somebody holds this lock alone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def descendants(pid: int) -> list[int]:
@@ -149,16 +199,38 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _parents() -> Iterator[tuple[int, int]]:
+def _parents() -> list[tuple[int, int]]:
+    """(process, parent) of all that run; from /proc where there is one: slim containers have no ps."""
+    if Path("/proc/self/stat").exists():
+        return [found for name in os.listdir("/proc") if (found := _parent(name)) is not None]
     listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False, timeout=10
+        ["ps", "-A", "-o", "pid=,ppid=,state="],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
     )
-    for line in listed.stdout.splitlines():
-        pid, parent = line.split()
-        yield int(pid), int(parent)
+    rows = (line.split() for line in listed.stdout.splitlines())
+    return [(int(pid), int(parent)) for pid, parent, state in rows if not state.startswith("Z")]
+
+
+def _parent(name: str) -> tuple[int, int] | None:
+    if not name.isdigit():
+        return None
+    try:
+        # the name in brackets may hold anything, also brackets
+        state, parent = (
+            Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        )
+    except (OSError, ValueError):  # it ended meanwhile
+        return None
+    return None if state == "Z" else (int(name), int(parent))
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write a file that only its owner reads, whole or not at all."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+    os.replace(hidden, path)

@@ -1,7 +1,7 @@
 """This machine as a platform: its NVIDIA cards, or its processor when there are none.
 
 A session is an agent process that outlives the command that started it. No quota, no limit, one session a
-model of card.
+model of card. What a card can do stands in the card table; how a process lives on is `hosts`' affair.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from freegpu.adapters.hosts import ProcessHost
 from freegpu.agent import gpu
 from freegpu.clock import Clock
 from freegpu.errors import ConfigError, RejectedError
+from freegpu.jobs.lifecycle import EndReason
 
 #: an agent says hello within about this many seconds here
 START_DELAY_S = 0.5
@@ -60,7 +61,12 @@ class LocalAdapter:
             raise ConfigError(
                 f"platform {name}: unknown option {unknown[0]!r}", hint="known: nvidia_smi"
             )
-        return cls(name, home=home, **options)
+        program = options.get("nvidia_smi", "nvidia-smi")
+        if not isinstance(program, str) or not program:
+            raise ConfigError(
+                f"platform {name}: nvidia_smi is {program!r}, not the path of a program"
+            )
+        return cls(name, home=home, nvidia_smi=program)
 
     @property
     def account(self) -> str:
@@ -96,22 +102,40 @@ class LocalAdapter:
             "account": self.account,
             "memory_gb": _memory_gb(),
             "cpus": float(os.cpu_count() or 1),
-            "disk_gb": shutil.disk_usage(self.home).free / 1e9,
+            "disk_gb": _disk_gb(self.home),
             "start_delay_s": START_DELAY_S,
         }
         if not self._groups:
             return [Offer(card="CPU", count=1, **common)]
+        # several models: the number of sessions alone does not tell which of them is taken
+        taken = self._devices_in_use() if len(self._groups) > 1 else None
         return [
             Offer(
                 card=model,
                 count=len(group),
-                # what the driver reports is MiB, a little below the number on the box
-                vram_gb=round(min(card.memory_mb for card in group) / 1024),
+                vram_gb=_vram_gb(model, group),
                 devices=tuple(str(card.index) for card in group),
+                available=None
+                if taken is None
+                else int(not any(str(card.index) in taken for card in group)),
                 **common,
             )
             for model, group in self._groups.items()
         ]
+
+    def _devices_in_use(self) -> set[str]:
+        """Devices of this machine that a living session of ours holds."""
+        taken: set[str] = set()
+        for key in self.host.keys():  # noqa: SIM118 - a method of ours, not a dict
+            if not self.host.alive(key):
+                continue
+            try:
+                profile = json.loads((self.host.place(key) / "profile.json").read_bytes())
+                if profile["platform"] == self.name:
+                    taken.update(gpu for slot in profile["slots"] for gpu in slot["gpus"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # another platform's session, with a profile of its own kind
+        return taken
 
     def quota(self) -> Sequence[QuotaReport] | None:
         return None
@@ -141,17 +165,19 @@ class LocalAdapter:
         return {ref: self._observe(ref) for ref in refs}
 
     def _observe(self, ref: SessionRef) -> Observation:
-        try:
-            if self.host.alive(ref):
-                return Observation(state=PlatformState.RUNNING, raw="running")
-            if not self.host.started(ref):
-                return Observation(state=PlatformState.GONE, raw="no such process")
-        except ValueError:
-            return Observation(state=PlatformState.GONE, raw="not a session of this machine")
+        if self.host.alive(ref):
+            return Observation(state=PlatformState.RUNNING, raw="running")
+        if not self.host.started(ref):
+            return Observation(state=PlatformState.GONE, raw="no such process")
         record = self.host.exit_record(ref)
         if record:
+            end = str(record.get("end", ""))
+            reason = EndReason.SESSION_EXPIRED if end == "limit" else ""
             return Observation(
-                state=PlatformState.ENDED, raw="exited", detail=str(record.get("end", ""))
+                state=PlatformState.ENDED,
+                raw="exited",
+                detail=f"its agent ended: {end}",
+                reason=reason,
             )
         tail = self.host.log(ref, None)[0].strip().splitlines()
         detail = tail[-1] if tail else "its process was killed"
@@ -171,9 +197,24 @@ class LocalAdapter:
         self.host.close()
 
 
+def _vram_gb(model: str, group: Sequence[gpu.Card]) -> float:
+    """Memory of each: the driver's MiB are a little below the number on the box; it may tell none at all."""
+    known = cards.find(model)
+    told = round(min(card.memory_mb for card in group) / 1024)
+    return told or (known.vram_gb if known else 0.0)
+
+
 def _memory_gb() -> float:
     """Main memory of this machine; 0: the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     except (ValueError, OSError):
+        return 0.0
+
+
+def _disk_gb(folder: Path) -> float:
+    """Free space for sessions; 0: the system does not tell."""
+    try:
+        return shutil.disk_usage(folder).free / 1e9
+    except OSError:
         return 0.0

@@ -29,6 +29,11 @@ def create(
     UnknownAdapterError: nothing of that name; ConfigError: it does not take these options.
     """
     kind = _load(name, adapter)
+    if not callable(getattr(kind, "from_options", None)):
+        raise UnknownAdapterError(
+            f"platform {name}: {adapter} is not an adapter: it has no from_options",
+            hint="name the class, as in `module:Class`",
+        )
     try:
         made = kind.from_options(name, options, home=home, clock=clock)
     except FreeGPUError:
@@ -43,18 +48,18 @@ def create(
 
 def _load(name: str, adapter: str) -> Any:
     module, colon, kind = adapter.partition(":")
-    if colon:
-        try:
+    try:
+        if colon:
             return getattr(importlib.import_module(module), kind)
-        except (ImportError, AttributeError) as error:
-            raise UnknownAdapterError(
-                f"platform {name}: {adapter} cannot be loaded: {error}",
-                hint="install the package that brings it, or correct `adapter`",
-            ) from error
-    for entry in entry_points(group=GROUP):
-        if entry.name == adapter:
-            return entry.load()
-    near = difflib.get_close_matches(adapter, known(), 1)
+        for entry in entry_points(group=GROUP):
+            if entry.name == adapter:
+                return entry.load()
+    except Exception as error:  # whatever somebody else's module does when it is imported
+        raise UnknownAdapterError(
+            f"platform {name}: {adapter} cannot be loaded: {error}",
+            hint="install the package that brings it, or correct `adapter`",
+        ) from error
+    near = difflib.get_close_matches(adapter.casefold(), known(), 1)
     guess = f"did you mean {near[0]}? " if near else ""
     raise UnknownAdapterError(
         f"platform {name}: there is no adapter {adapter!r}",

@@ -1,7 +1,8 @@
-"""What every adapter gets without writing it: patience with passing errors, and a log of its calls.
+"""What every adapter gets without writing it: patience, restraint, and a log of what went wrong.
 
 Retried are calls that may be repeated without harm. `start` is repeated only after `find` said that there is no
-session of this key, so an answer lost after accepting never leads to a second one.
+session of this key, so an answer lost after accepting never leads to a second one. A platform that asked for quiet
+gets it: until then no call leaves this machine. Knows no platform and no reason why a call is made.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from freegpu.adapters.base import (
     Window,
 )
 from freegpu.clock import Clock
-from freegpu.errors import AdapterError, RateLimitedError, UnreachableError
+from freegpu.errors import AdapterError, NoCapacityError, RateLimitedError, UnreachableError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -36,6 +37,12 @@ PAUSES_S = (0.5, 2.0)
 LONGEST_S = 10.0
 
 
+class _BrokenError(UnreachableError):
+    """A mistake in an adapter: what it was doing may have happened, and trying again makes it no better."""
+
+    transient = False
+
+
 class Patient:
     """An adapter around an adapter; `inner` is the one that does the work."""
 
@@ -43,6 +50,8 @@ class Patient:
         self.inner = inner
         self._clock = clock
         self._pauses = tuple(pauses_s)
+        #: no call before this moment, in the clock's monotonic seconds
+        self._quiet_until = 0.0
 
     @property
     def name(self) -> str:
@@ -81,7 +90,7 @@ class Patient:
             begun = True
             return self.inner.start(request)
 
-        return self._patiently("start", once, only=UnreachableError)
+        return self._patiently("start", once)
 
     def find(self, key: str, /) -> SessionRef | None:
         return self._patiently("find", lambda: self.inner.find(key))
@@ -101,25 +110,44 @@ class Patient:
     def close(self) -> None:
         self.inner.close()
 
-    def _patiently(
-        self, call: str, run: Callable[[], T], only: type[AdapterError] = AdapterError
-    ) -> T:
-        for pause in (*self._pauses, None):
+    def _patiently(self, call: str, run: Callable[[], T]) -> T:
+        for pause in self._pauses:
             try:
-                return run()
+                return self._once(call, run)
+            except NoCapacityError:
+                raise  # the answer, not a failure: whether to ask again is decided elsewhere
             except AdapterError as error:
-                wait = pause
-                if isinstance(error, RateLimitedError) and error.retry_after_s is not None:
-                    wait = error.retry_after_s if pause is not None else None
-                level = logging.WARNING if wait is None else logging.INFO
-                log.log(
-                    level, "%s.%s: %s", self.name, call, error, extra={"action": "adapter_error"}
-                )
-                passing = error.transient and isinstance(error, only)
-                if not passing or wait is None or wait > LONGEST_S:
+                wait = max(pause, self._quiet_until - self._clock.monotonic())
+                if not error.transient or wait > LONGEST_S:
                     raise
             self._clock.sleep(wait)
-        raise AssertionError("the last pause is None")  # pragma: no cover
+        return self._once(call, run)
+
+    def _once(self, call: str, run: Callable[[], T]) -> T:
+        """One try. What an adapter was not made for becomes an AdapterError too: a tick has other platforms."""
+        quiet = self._quiet_until - self._clock.monotonic()
+        if quiet > 0:
+            raise RateLimitedError(
+                f"{self.name} asked for quiet", retry_after_s=quiet, **self._who()
+            )
+        extra = {"action": "adapter_error", "platform": self.name, "call": call}
+        try:
+            return run()
+        except AdapterError as error:
+            log.info("%s.%s: %s", self.name, call, error, extra=extra)
+            if isinstance(error, RateLimitedError) and error.retry_after_s is not None:
+                self._quiet_until = self._clock.monotonic() + error.retry_after_s
+            raise
+        except Exception as error:
+            log.exception("%s.%s", self.name, call, extra=extra)
+            raise _BrokenError(
+                f"the adapter failed in {call}(): {type(error).__name__}: {error}",
+                hint="the log has the traceback; please report it to whoever wrote the adapter",
+                **self._who(),
+            ) from error
+
+    def _who(self) -> dict[str, str]:
+        return {"adapter": self.name, "account": self.account}
 
 
 def wrap(adapter: Adapter, *, clock: Clock) -> Patient:
