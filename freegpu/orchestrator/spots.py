@@ -37,6 +37,8 @@ LEAST_WORK_S = 2.0
 #: longer than any computation; keeps the arithmetic finite
 _AGE_S = 1e10
 _DAY_S = 86400.0
+#: quotas are spoken of in hours: below this a span is not put into days
+_DAYS_FROM_S = 72 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,7 @@ class Kind:
     def of(cls, job: Waiting) -> Kind:
         return cls(
             needs=job.needs,
-            grace_s=_amount(job.grace_s, 0.0),
+            grace_s=_finite(job.grace_s),
             avoid=tuple(sorted(job.avoid.items())) if job.avoid else (),
         )
 
@@ -296,13 +298,14 @@ def _either(words: tuple[str, ...]) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """A span as people say it, to two units: `45 s`, `5 h 10 min`, `3 d 4 h`."""
+    """A span as people say it, to two units: `45 s`, `5 h 10 min`, `30 h`, `3 d 4 h`."""
     if seconds >= 1000 * _DAY_S:
         return "more than 1000 d"
-    step = 1 if seconds < 600 else 60 if seconds < _DAY_S else 3600
+    step = 1 if seconds < 600 else 60 if seconds < _DAYS_FROM_S else 3600
     rest = step * round(seconds / step)
     parts = []
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for unit, size in units if rest >= _DAYS_FROM_S else units[1:]:
         count, rest = divmod(rest, size)
         if count:
             parts.append(f"{count} {unit}")
