@@ -335,6 +335,8 @@ class Attempt:
         home = self.cargo.phase == cargo_module.DONE or not self._ran
         if now < by + 1.0 and not (home and shipped):
             return min(1.0, max(0.05, by + 1.0 - now))
+        if not home:  # an upload hangs; what it had not finished stays in the work folder
+            self.cargo.trouble = self.cargo.missing("the session's time was up")
         verdict = self._verdict or Verdict(COMMAND_FAILED, None, None)
         detail = self._detail
         if self.cargo.trouble:

@@ -184,7 +184,9 @@ class Cargo:
 
     def _wait_longer(self) -> float:
         self._backoff = min(_BACKOFF_S[1], max(_BACKOFF_S[0], self._backoff * 2))
-        return self._backoff
+        if self._deadline is None:
+            return self._backoff
+        return max(0.01, min(self._backoff, self._deadline - self._clock.monotonic()))
 
     def _refuse(self, detail: str) -> None:
         self.refusal = detail
@@ -254,7 +256,7 @@ class Cargo:
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
         if self._too_late():
-            return self._done(self._missing("the session's time was up"))
+            return self._done(self.missing("the session's time was up"))
         steps = [self._save_checkpoint, self._save_outputs]
         try:
             for step in reversed(steps) if self._results_first else steps:
@@ -309,7 +311,7 @@ class Cargo:
         late = self._deadline is not None and self._clock.monotonic() >= self._deadline
         return late or self._abandoned
 
-    def _missing(self, why: str) -> str:
+    def missing(self, why: str) -> str:
         """What did not get home, for people."""
         if not self._save:
             return ""
@@ -329,5 +331,5 @@ class Cargo:
         if self.phase in (FETCHING, RESTORING):
             self._refuse(f"the session's disk does not take the job's files: {error}")
         elif self.phase == SAVING:
-            return self._done(self._missing(str(error)))
+            return self._done(self.missing(str(error)))
         return self._wait_longer()
