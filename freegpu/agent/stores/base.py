@@ -105,9 +105,14 @@ class Store(Protocol):
         ...
 
 
+def is_key(name: str) -> bool:
+    """Whether this is a well-formed key."""
+    return _KEY.fullmatch(name) is not None
+
+
 def check_key(key: str) -> str:
     """The key, if it is well formed; ValueError otherwise. Keeps a hostile name inside the store."""
-    if not _KEY.fullmatch(key):
+    if not is_key(key):
         message = f"not a store key: {key!r}"
         raise ValueError(message)
     return key

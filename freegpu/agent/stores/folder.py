@@ -25,6 +25,7 @@ from freegpu.agent.stores.base import (
     StoreFull,
     StoreGone,
     check_key,
+    is_key,
 )
 
 MARKER = "freegpu.json"
@@ -48,10 +49,7 @@ class FolderStore:
         folder = self.root / check_key(prefix) if prefix else self.root
         keys: List[str] = []
         with _translated(self.root):
-            if not folder.is_dir():
-                self._require_root()
-                return []
-            for where, folders, files in os.walk(folder):
+            for where, folders, files in os.walk(folder, onerror=_unless_missing):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 base = Path(where).relative_to(self.root).as_posix()
                 keys.extend(
@@ -59,7 +57,9 @@ class FolderStore:
                     for name in files
                     if not name.startswith(".")
                 )
-        return sorted(key for key in keys if key > after)
+            self._require_root()
+        # what people and sync clients leave here ("x (1).json", "desktop.ini ~") is nobody's object
+        return sorted(key for key in keys if key > after and is_key(key))
 
     def get(self, key: str, start: int = 0, end: Optional[int] = None) -> bytes:
         with _translated(self.root, key), open(self.root / check_key(key), "rb") as file:
@@ -101,8 +101,11 @@ class FolderStore:
             return True
 
     def delete(self, key: str) -> None:
-        with _translated(self.root), contextlib.suppress(FileNotFoundError):
-            os.unlink(self.root / check_key(key))
+        try:
+            with _translated(self.root, key):
+                os.unlink(self.root / check_key(key))
+        except ObjectMissing:
+            return
 
     def stat(self, key: str, digest: bool = False) -> Optional[Stat]:
         path = self.root / check_key(key)
@@ -117,23 +120,21 @@ class FolderStore:
                         size += len(chunk)
                 return Stat(size, hasher.hexdigest())
         except ObjectMissing:
-            self._require_root()
             return None
 
     def _require_root(self) -> None:
-        if not self.root.is_dir():
-            message = f"the store {self.root} is not there"
+        if not (self.root / MARKER).is_file():
+            message = f"the store {self.root} is not there (no {MARKER} in it)"
             raise StoreGone(message)
 
     @contextlib.contextmanager
     def _written(self, key: str, source: Source) -> Iterator[Path]:
         """A synced hidden file with the object's bytes, gone when the block ends."""
         target = self.root / check_key(key)
-        if key != MARKER and not (self.root / MARKER).is_file():
-            message = f"the store {self.root} is not there (no {MARKER} in it)"
-            raise StoreGone(message)
+        if key != MARKER:
+            self._require_root()
         if target.parent not in self._made:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folder(target.parent)
             self._made.add(target.parent)
         hidden = target.parent / f"{_HIDDEN}{secrets.token_hex(6)}"
         try:
@@ -141,12 +142,19 @@ class FolderStore:
                 self._write(hidden, source)
             except FileNotFoundError:
                 # somebody removed the folder since we made it (gc, or a person tidying up)
-                target.parent.mkdir(parents=True, exist_ok=True)
+                self._make_folder(target.parent)
                 self._write(hidden, source)
             yield hidden
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(hidden)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder of the store, but never the root: FileNotFoundError if that is gone."""
+        here = self.root
+        for part in folder.relative_to(self.root).parts:
+            here = here / part
+            here.mkdir(exist_ok=True)
 
     def _write(self, path: Path, source: Source) -> None:
         with open(path, "wb") as file:
@@ -172,20 +180,27 @@ class FolderStore:
                 os.close(descriptor)
 
 
+def _unless_missing(error: OSError) -> None:
+    """A folder that vanishes while it is listed has no keys; any other trouble is no empty folder."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
+
+
 @contextlib.contextmanager
 def _translated(root: Path, key: str = "") -> Iterator[None]:
     """Operating-system errors as store errors, with the sentence a person needs."""
     try:
         yield
     except FileNotFoundError as error:
-        if key and root.is_dir():
+        # a mount that has died leaves an empty folder: then nothing is missing, everything is away
+        if key and root.is_dir() and (key == MARKER or (root / MARKER).is_file()):
             message = f"{key} is not in the store"
             raise ObjectMissing(message) from error
         message = f"the store {root} is not there"
         raise StoreGone(message) from error
     except NotADirectoryError as error:
         message = f"{key or root} is not in the store: a file stands where a folder should be"
-        raise ObjectMissing(message) from error
+        raise (ObjectMissing if key else StoreError)(message) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             message = f"the store {root} is full"
