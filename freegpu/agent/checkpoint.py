@@ -210,7 +210,7 @@ class Checkpointer:
         now = self._clock.monotonic()
         until = self._look_at
         if self._pending:
-            until = min(until, self._retry_at) if self._may_replace() else self._retry_at
+            until = self._retry_at
         elif self._garbage:
             until = min(until, self._retry_at)
         return min(_NOTE_S, max(0.0, until - now))

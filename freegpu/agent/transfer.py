@@ -12,12 +12,15 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import IO, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import IO, TYPE_CHECKING, Callable, Dict, Iterable, List, Optional, Tuple
 
 from freegpu.agent import wire
 from freegpu.agent.clock import Clock, SystemClock
 from freegpu.agent.snapshot import Item
 from freegpu.agent.stores.base import Store
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 PART_SIZE = 64 << 20
 _CHUNK = 1 << 20
@@ -26,6 +29,9 @@ _PACE_S = 8.0
 
 #: SHA-256 -> the part in the store that has it
 Known = Dict[str, wire.Part]
+
+
+_NOTHING = hashlib.sha256().digest()
 
 
 class Stopped(Exception):  # noqa: N818 - nothing failed: the caller asked for it
@@ -152,7 +158,7 @@ def download(
         _remove(scratch)  # what a try for another base has left
     target.mkdir(parents=True, exist_ok=True)
     for file in manifest.files:
-        _download_one(store, file, target / file.path, scratch / "part", should_stop)
+        _download_one(store, file, target / file.path, should_stop)
     _stamp_folders(target, manifest)
     _remove(into)
     os.rename(target, into)
@@ -187,11 +193,7 @@ def _parents(path: str) -> Iterable[str]:
 
 
 def _download_one(
-    store: Store,
-    file: wire.File,
-    target: Path,
-    scratch: Path,
-    should_stop: Optional[Callable[[], bool]],
+    store: Store, file: wire.File, target: Path, should_stop: Optional[Callable[[], bool]]
 ) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -201,19 +203,13 @@ def _download_one(
             if should_stop and should_stop():
                 raise Stopped
             at = out.tell()
-            further = _holds(out, part, digest) if trusted else None
-            if further:
-                digest = further
-                continue
-            trusted = False
-            out.seek(at)
-            out.truncate()
-            _fetch(store, part, scratch)
-            with open(scratch, "rb") as piece:
-                for chunk in iter(lambda: piece.read(_CHUNK), b""):
-                    digest.update(chunk)
-                    out.write(chunk)
-            out.flush()
+            further = _read(out, part, digest) if trusted else None
+            if further is None:
+                trusted = False
+                out.seek(at)
+                out.truncate()
+                further = _fetch(store, part, out, digest)
+            digest = further
         out.truncate()
         if out.tell() != file.size or digest.hexdigest() != file.sha256:
             message = f"the parts of {file.path} do not make up the file"
@@ -222,27 +218,56 @@ def _download_one(
     os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
 
 
-def _holds(out: "IO[bytes]", part: wire.Part, digest: "hashlib._Hash") -> Optional["hashlib._Hash"]:
-    """The digest after this part, if the next bytes are it already."""
-    own, further, left = hashlib.sha256(), digest.copy(), part.size
-    while left > 0:
-        chunk = out.read(min(left, _CHUNK))
-        if not chunk:
-            return None
-        left -= len(chunk)
-        own.update(chunk)
-        further.update(chunk)
-    return further if own.hexdigest() == part.sha256 else None
+def _read(out: "IO[bytes]", part: wire.Part, digest: "_Hash") -> "Optional[_Hash]":
+    """The digest of the file after this part, if the next bytes in it are the part already."""
+    check = _Check(part, digest)
+    for chunk in iter(lambda: out.read(min(check.left, _CHUNK)), b""):
+        check.add(chunk)
+    return check.whole()
 
 
-def _fetch(store: Store, part: wire.Part, into: Path) -> None:
+def _fetch(store: Store, part: wire.Part, out: "IO[bytes]", digest: "_Hash") -> "_Hash":
+    """Append the part; the digest of the file after it. The file is as before if that fails."""
+    at, check = out.tell(), _Check(part, digest)
     try:
-        found = store.fetch(part.key, into)
+        while check.left:
+            start = part.size - check.left
+            data = store.get(part.key, start, min(part.size, start + PART_SIZE))
+            if not data or len(data) > check.left:
+                break
+            check.add(data)
+            out.write(data)
     except ValueError as error:  # a key that no store of ours would have
         raise wire.Unreadable(str(error)) from error
-    if found != (part.size, part.sha256):
+    further = check.whole()
+    if further is None:
+        out.seek(at)
+        out.truncate()
         message = f"{part.key} is not what the manifest says (torn, or still on its way)"
         raise wire.Unreadable(message)
+    return further
+
+
+class _Check:
+    """Follows the bytes of a part, and with them the digest of the file that it continues."""
+
+    def __init__(self, part: wire.Part, digest: "_Hash") -> None:
+        self._part = part
+        self._first = digest.digest() == _NOTHING
+        self._own = hashlib.sha256()
+        self._further = digest.copy()
+        self.left = part.size
+
+    def add(self, data: bytes) -> None:
+        self.left -= len(data)
+        self._own.update(data)
+        if not self._first:
+            self._further.update(data)
+
+    def whole(self) -> "Optional[_Hash]":
+        if self.left or self._own.hexdigest() != self._part.sha256:
+            return None
+        return self._own if self._first else self._further  # a file of one part is hashed once
 
 
 def _stamp_folders(folder: Path, manifest: wire.Manifest) -> None:
