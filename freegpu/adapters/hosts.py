@@ -71,31 +71,12 @@ class ProcessHost:
         """
         place = self.place(key)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _held(place / "start.lock"), _held(place / "lock", free=not self.started(key)) as lock:
-            if lock is None:
+        with held(place / "start.lock"):
+            if self.started(key):
                 return False
             for name, data in files.items():
-                _write_private(place / name, data)
-            # The marker comes first: a crash right after it costs one session that never lived. The other
-            # way round, a crash would let the same key start a second one once the first has ended.
-            _write_private(place / "started", b"")
-            try:
-                with open(place / "agent.log", "ab") as log:
-                    process = subprocess.Popen(
-                        ["/bin/sh", "-c", _BECOME, "session", *argv],
-                        cwd=place,
-                        env={**os.environ, **(env or {})},
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        pass_fds=(lock,),
-                        start_new_session=True,
-                    )
-            except OSError:
-                (place / "started").unlink()
-                raise
-            _write_private(place / "pid", b"%d\n" % process.pid)
-            self._children.append(process)
+                write_private(place / name, data)
+            self._children.append(_spawn(place, argv, {**os.environ, **(env or {})}))
         return True
 
     def started(self, key: str) -> bool:
@@ -108,7 +89,7 @@ class ProcessHost:
         for child in self._children:
             child.poll()  # no zombies beside a daemon that runs for weeks
         place = self._known(key)
-        return place is not None and _is_held(place / "lock")
+        return place is not None and is_held(place / "lock")
 
     def pid(self, key: str) -> int | None:
         """Its process id; only to be believed while it is alive."""
@@ -154,24 +135,50 @@ class ProcessHost:
             return None
 
 
-@contextlib.contextmanager
-def _held(path: Path, *, free: bool = True) -> Iterator[int | None]:
-    """Hold this lock alone for the block, or None if it is not `free` to be taken.
+def _spawn(place: Path, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """The session's process, holding its lock; the caller has made sure that it is the first."""
+    # waits for lookers only: who else might hold this lock has left the marker
+    with held(place / "lock") as lock, open(place / "agent.log", "ab") as log:
+        # The marker comes first: a crash right after it costs one session that never lived. The other
+        # way round, a crash would let the same key start a second one once the first has ended.
+        write_private(place / "started", b"")
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _BECOME, "session", *argv],
+                cwd=place,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=() if lock is None else (lock,),
+                start_new_session=True,
+            )
+        except OSError:
+            (place / "started").unlink()
+            raise
+        write_private(place / "pid", b"%d\n" % process.pid)
+        return process
 
-    Waits for lookers, which are gone in microseconds; ask for a lock that a session holds, and it waits long.
+
+@contextlib.contextmanager
+def held(path: Path, *, wait: bool = True) -> Iterator[int | None]:
+    """Hold this lock alone for the block; without `wait`, None if somebody else does.
+
+    A process that inherits the descriptor goes on holding it.
     """
-    if not free:
-        yield None
-        return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield None
+        else:
+            yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _is_held(path: Path) -> bool:
+def is_held(path: Path) -> bool:
     """Whether somebody holds this lock alone."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -227,7 +234,7 @@ def _parent(name: str) -> tuple[int, int] | None:
     return None if state == "Z" else (int(name), int(parent))
 
 
-def _write_private(path: Path, data: bytes) -> None:
+def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner reads, whole or not at all."""
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -8,17 +8,18 @@ For the demo, for tests through the command line, and for writing adapters again
     session_limit_s = 600
     window = {kind = "fixed_weekly", limit_s = 3600}
 
-What the platform knows lies in the sessions' folders, so any process may ask. `faults.json` in its
-folder switches faults while it runs.
+What the platform knows lies in the sessions' folders, so any process may ask, and a watcher beside each session
+ends it when no command runs. `faults.json` in the platform's folder switches faults while it runs. Sessions
+that overlap each get the quota that was left when they began: two of them may use a little more than there was.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
@@ -40,7 +41,7 @@ from freegpu.adapters.base import (
     Window,
     WindowKind,
 )
-from freegpu.adapters.hosts import ProcessHost, descendants
+from freegpu.adapters.hosts import ProcessHost, held, is_held
 from freegpu.clock import Clock, from_timestamp, utc
 from freegpu.errors import (
     AuthError,
@@ -48,6 +49,7 @@ from freegpu.errors import (
     NoCapacityError,
     QuotaExhaustedError,
     RateLimitedError,
+    RejectedError,
     UnreachableError,
 )
 from freegpu.orchestrator import quota
@@ -65,8 +67,11 @@ FAULTS: Mapping[str, str] = {
     "unknown_word": "observe: a word that nobody knows",
     "lies_running": "observe: RUNNING, also when it has ended",
     "wrong_card": "start: this card comes instead of the one asked for",
+    "slow_s": "every call: the answer takes so many seconds",
 }
 _POOL = "gpu"
+#: what a slow platform does before the agent starts; the process stays the same, so that a stop reaches it
+_DELAY = "import os, sys, time; time.sleep(float(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
 
 
 class LoopbackAdapter:
@@ -92,6 +97,8 @@ class LoopbackAdapter:
         known = cards.find(card)
         if known is None:
             raise ConfigError(f"platform {name}: no card is called {card!r}")
+        if count < 1 or max_concurrent < 1:
+            raise ConfigError(f"platform {name}: count and max_concurrent are at least 1")
         self.name = name
         self.account = account
         self.card = known.name
@@ -105,6 +112,7 @@ class LoopbackAdapter:
         self.folder = home / "loopback" / name
         self.capabilities = Capabilities(
             attended=attended,
+            live_logs=True,
             reports_quota=reports_quota and self.window is not None,
             max_session_s=session_limit_s,
             max_concurrent=max_concurrent,
@@ -114,7 +122,14 @@ class LoopbackAdapter:
     def from_options(
         cls, name: str, options: Mapping[str, Any], *, home: Path, clock: Clock
     ) -> Self:
-        """From its table in freegpu.toml; the options are the constructor's."""
+        """From its table in freegpu.toml; the options are the constructor's. ConfigError: an unknown one."""
+        known = set(inspect.signature(cls).parameters) - {"name", "home", "clock"}
+        for option in sorted(set(options) - known):
+            near = difflib.get_close_matches(option, known, 1)
+            raise ConfigError(
+                f"platform {name}: unknown option {option!r}",
+                hint=f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}",
+            )
         return cls(name, home=home, clock=clock, **options)
 
     @property
@@ -160,24 +175,32 @@ class LoopbackAdapter:
         place = self.host.place(launch.key)
         argv = [sys.executable, "-I", launch.agent_path, str(place / "profile.json")]
         if self.start_delay_s:
-            argv = ["/bin/sh", "-c", f'sleep {self.start_delay_s:g}; exec "$@"', "start", *argv]
+            argv = [sys.executable, "-I", "-c", _DELAY, str(self.start_delay_s), *argv]
         return Request(key=launch.key, payload={"argv": argv, "profile": launch.profile.to_json()})
 
     def start(self, request: Request, /) -> SessionRef:
         faults = self._fault()
         ref = SessionRef(request.key)
-        if self.host.started(request.key):
-            return ref
-        left = self._admit(faults)
-        limit, reason = self._end(left)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with held(self.folder / "lock"):  # admission and start are one step for this platform
+            if self._record(request.key) is None:
+                self._begin(request, faults)
+        if faults.get("accept_then_5xx"):
+            raise UnreachableError("502 Bad Gateway", adapter=self.name, account=self.account)
+        return ref
+
+    def _begin(self, request: Request, faults: Mapping[str, Any]) -> None:
+        limit, reason = self._end(self._admit(faults))
         profile = dict(request.payload["profile"])
         card = faults.get("wrong_card")
         if card:
             profile["slots"] = [{**slot, "card": card} for slot in profile["slots"]]
-        record = {
+        record: dict[str, Any] = {
             "platform": self.name,
             "card": card or self.card,
             "started": self.clock.time(),
+            "limit_s": limit,
+            "limit_reason": reason,
             "ended": None,
             "reason": "",
         }
@@ -185,11 +208,17 @@ class LoopbackAdapter:
             "profile.json": json.dumps(profile).encode(),
             "platform.json": json.dumps(record).encode(),
         }
-        self.host.start(request.key, request.payload["argv"], files)
-        self._watch(request.key, limit, reason)
-        if faults.get("accept_then_5xx"):
-            raise UnreachableError("502 Bad Gateway", adapter=self.name, account=self.account)
-        return ref
+        try:
+            mark = {watcher.MARK: request.key}
+            self.host.start(request.key, request.payload["argv"], files, env=mark)
+            watcher.post(self.host, request.key, limit, reason)
+        except OSError as error:
+            self.host.place(request.key).joinpath("platform.json").unlink(missing_ok=True)
+            raise RejectedError(
+                f"a session cannot be started: {error.strerror or error}",
+                adapter=self.name,
+                account=self.account,
+            ) from error
 
     def find(self, key: str, /) -> SessionRef | None:
         self._fault()
@@ -229,13 +258,14 @@ class LoopbackAdapter:
 
     def processes(self, ref: SessionRef) -> list[int]:
         """The session's process and everything that it started."""
-        pid = self.host.pid(ref)
-        return descendants(pid) if pid is not None and self.host.alive(ref) else []
+        return watcher.processes(self.host, ref) if self._record(ref) is not None else []
 
     def kill(self, ref: SessionRef) -> list[int]:
         """Take the machine away without notice; returns whom it hit."""
+        if self._record(ref) is None:
+            return []
         victims = watcher.take_away(self.host, ref)
-        watcher.note_end(self.host.place(ref) / "platform.json", "")
+        watcher.note_end(self.host, ref, "")
         return victims
 
     # --- inside -----------------------------------------------------------------------------------------
@@ -251,6 +281,8 @@ class LoopbackAdapter:
         """The faults that are on; raises those that hit every call."""
         faults = self._faults()
         who = {"adapter": self.name, "account": self.account}
+        if faults.get("slow_s"):
+            self.clock.sleep(float(faults["slow_s"]))
         if faults.get("unreachable"):
             raise UnreachableError("no answer", **who)
         if faults.get("refuse_login"):
@@ -265,9 +297,7 @@ class LoopbackAdapter:
         if faults.get("throttle_s"):
             wait = float(faults["throttle_s"])
             raise RateLimitedError("429 Too Many Requests", retry_after_s=wait, **who)
-        running = [
-            k for k, r in self._records().items() if r["ended"] is None and self.host.alive(k)
-        ]
+        running = [key for key, record in self._records().items() if record["ended"] is None]
         if faults.get("refuse_capacity") or len(running) >= self.capabilities.max_concurrent:
             raise NoCapacityError(f"no {self.card} is free", **who)
         if self.window is None:
@@ -279,41 +309,37 @@ class LoopbackAdapter:
             raise QuotaExhaustedError("the quota is used up", resets_at=balance.resets_at, **who)
         return left
 
-    def _end(self, left: float | None) -> tuple[float, str]:
-        """After how many seconds the platform ends a session, and what it calls that."""
-        limit = self.session_limit_s if self.session_limit_s is not None else float("inf")
-        if left is not None and left < limit:
+    def _end(self, left: float | None) -> tuple[float | None, str]:
+        """After how many seconds the platform ends a session (None: never), and what it calls that."""
+        limit = self.session_limit_s
+        if left is not None and (limit is None or left < limit):
             return left, "quota_exhausted"
-        return limit, "session_expired"
-
-    def _watch(self, key: str, limit_s: float, reason: str) -> None:
-        package = Path(__file__).resolve().parents[2]
-        program = (
-            f"import sys; sys.path.insert(0, {str(package)!r}); "
-            "from freegpu.testing import watcher; from pathlib import Path; "
-            "watcher.watch(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4])"
-        )
-        child = subprocess.Popen(
-            [
-                *(sys.executable, "-c", program),
-                *(str(self.host.folder), key, str(limit_s + self.start_delay_s), reason),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.host.adopt(child)
+        return None if limit is None else limit + self.start_delay_s, "session_expired"
 
     def _records(self) -> dict[str, dict[str, Any]]:
-        found = {}
-        for place in self.host.folder.glob("*/platform.json"):
-            record = self._record(place.parent.name)
-            if record is not None:
-                found[place.parent.name] = record
-        return found
+        keys = self.host.keys()
+        return {key: record for key in keys if (record := self._record(key)) is not None}
 
     def _record(self, key: str) -> dict[str, Any] | None:
+        """What the platform knows of a session; None: it is none of its own."""
+        record = self._read(key)
+        if record is None or record["ended"] is not None or watcher.watched(self.host, key):
+            return record
+        # its watcher died, or was never posted because the command that started it was killed
+        begun = self.host.started(key)
+        if self.host.alive(key):
+            limit = record["limit_s"]
+            left = None if limit is None else record["started"] + limit - self.clock.time()
+            watcher.post(self.host, key, left, record["limit_reason"])
+        elif begun or self._never_began(key):
+            watcher.note_end(self.host, key, "")
+        return self._read(key)
+
+    def _never_began(self, key: str) -> bool:
+        """Whether it was recorded by a start that died right then: nobody starts anything, and it did not."""
+        return not is_held(self.folder / "lock") and not self.host.started(key)
+
+    def _read(self, key: str) -> dict[str, Any] | None:
         try:
             record: dict[str, Any] = json.loads(
                 (self.host.place(key) / "platform.json").read_bytes()
@@ -345,37 +371,23 @@ class LoopbackAdapter:
         return entries
 
     def _observe(self, ref: SessionRef, faults: Mapping[str, Any]) -> Observation:
-        record = self._record(ref) if ref.replace("-", "").isalnum() else None
+        record = self._record(ref)
         if record is None:
             return Observation(state=PlatformState.GONE, raw="404")
         if faults.get("unknown_word"):
             return Observation(state=PlatformState.UNKNOWN, raw=str(faults["unknown_word"]))
-        alive = self.host.alive(ref)
-        if alive or faults.get("lies_running"):
-            used = self.clock.time() - record["started"]
-            return Observation(
-                state=PlatformState.RUNNING, raw="RUNNING", card=record["card"], used_s=used
-            )
-        record = self._settled(ref) or record
-        used = (record["ended"] or self.clock.time()) - record["started"]
+        ended = record["ended"]
+        used = (ended or self.clock.time()) - record["started"]
+        facts: dict[str, Any] = {"card": record["card"], "used_s": max(0.0, used)}
+        # until its watcher has written the end, the platform has not noticed it
+        if ended is None or faults.get("lies_running"):
+            if used < self.start_delay_s:
+                return Observation(state=PlatformState.STARTING, raw="QUEUED", **facts)
+            return Observation(state=PlatformState.RUNNING, raw="RUNNING", **facts)
+        detail = "its time was up" if record["reason"] else "its process is gone"
         return Observation(
-            state=PlatformState.ENDED,
-            raw="ENDED",
-            card=record["card"],
-            reason=record["reason"],
-            used_s=max(0.0, used),
-            detail="its time was up" if record["reason"] else "its process is gone",
+            state=PlatformState.ENDED, raw="ENDED", reason=record["reason"], detail=detail, **facts
         )
-
-    def _settled(self, ref: SessionRef) -> dict[str, Any] | None:
-        """The record once the watcher has written the end; it follows within a look or two."""
-        for _ in range(10):
-            record = self._record(ref)
-            if record is None or record["ended"] is not None:
-                return record
-            time.sleep(watcher.LOOK_S)
-        watcher.note_end(self.host.place(ref) / "platform.json", "")
-        return self._record(ref)
 
 
 def _window(name: str, declared: Mapping[str, Any] | None) -> Window | None:

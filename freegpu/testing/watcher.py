@@ -1,28 +1,67 @@
 """What a loopback platform is when no command runs: one small process a session that ends it in time.
 
-It waits until the session's process
-is gone or its time is up; then it takes the machine away, as a platform does, and notes why.
+It waits until the session's process is gone or its time is up; then it takes the machine away, as a platform
+does, and notes why. It knows no limit but the one it was given.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from freegpu.adapters.hosts import ProcessHost, descendants
+from freegpu.adapters.hosts import ProcessHost, descendants, held, is_held, write_private
+from freegpu.agent.process import marked
 
 #: how often it looks, seconds
 LOOK_S = 0.05
+#: every process of a session carries this variable, also one that left its parents; its value is the key
+MARK = "LOOPBACK_SESSION"
+
+
+def post(host: ProcessHost, key: str, limit_s: float | None, reason: str) -> None:
+    """Set a watcher on a session, unless it has one.
+
+    It ends the session after `limit_s` seconds (None: never); `reason` is what such an end is called.
+    """
+    place = host.place(key)
+    limit = math.inf if limit_s is None else limit_s
+    with held(place / "watch.lock", wait=False) as lock:
+        if lock is None:
+            return
+        package = Path(__file__).resolve().parents[2]
+        program = (
+            f"import sys; sys.path.insert(0, {str(package)!r}); "
+            "from freegpu.testing import watcher; from pathlib import Path; "
+            "watcher.watch(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4])"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, str(host.folder), key, str(limit), reason],
+            env={name: value for name, value in os.environ.items() if name != MARK},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
+    host.adopt(child)
+
+
+def watched(host: ProcessHost, key: str) -> bool:
+    """Whether the session's watcher is at its post."""
+    return is_held(host.place(key) / "watch.lock")
 
 
 def watch(folder: Path, key: str, limit_s: float, reason: str) -> None:
-    """Watch one session; `reason` is what an end by the limit is called."""
+    """Watch one session to its end."""
     host = ProcessHost(folder)
-    record = host.place(key) / "platform.json"
     begun = time.monotonic()
     why = ""
     while host.alive(key):
@@ -31,39 +70,40 @@ def watch(folder: Path, key: str, limit_s: float, reason: str) -> None:
             take_away(host, key)
             break
         time.sleep(LOOK_S)
-    note_end(record, why)
+    note_end(host, key, why)
 
 
 def take_away(host: ProcessHost, key: str) -> list[int]:
     """SIGKILL the session's process and everything it started; returns whom."""
-    pid = host.pid(key)
-    if pid is None or not host.alive(key):
-        return []
-    victims = frozen(pid)
-    for victim in victims:
-        with suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
+    victims = processes(host, key)
+    # Nobody may start another process between the look and the kill: freeze until a look finds nobody new.
+    fresh = victims
+    while fresh:
+        _signal(fresh, signal.SIGSTOP)
+        fresh = [pid for pid in processes(host, key) if pid not in victims]
+        victims += fresh
+    _signal(victims, signal.SIGKILL)
     return victims
 
 
-def frozen(pid: int) -> list[int]:
-    """Stop a process and all its descendants, and only then believe that the list is whole."""
-    victims: list[int] = []
-    while True:
-        fresh = [p for p in descendants(pid) if p not in victims]
-        if not fresh:
-            return victims
-        for victim in fresh:
-            with suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGSTOP)
-        victims += fresh
+def processes(host: ProcessHost, key: str) -> list[int]:
+    """The session's process and everything that it started, parents first."""
+    pid = host.pid(key)
+    found = descendants(pid) if pid is not None and host.alive(key) else []
+    return found + [pid for pid in marked(f"{MARK}={key}".encode()) if pid not in found]
 
 
-def note_end(record: Path, reason: str) -> None:
+def note_end(host: ProcessHost, key: str, reason: str) -> None:
     """Write down when and why a session ended, unless that is known already."""
-    with suppress(OSError, ValueError):
-        known = json.loads(record.read_bytes())
+    place = host.place(key)
+    with held(place / "record.lock"), suppress(OSError, ValueError):
+        known: dict[str, Any] = json.loads((place / "platform.json").read_bytes())
         if known.get("ended") is None:
-            hidden = record.with_suffix(f".{os.getpid()}")
-            hidden.write_text(json.dumps({**known, "ended": time.time(), "reason": reason}))
-            os.replace(hidden, record)
+            ended = {**known, "ended": time.time(), "reason": reason}
+            write_private(place / "platform.json", json.dumps(ended).encode())
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
