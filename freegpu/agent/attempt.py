@@ -21,11 +21,15 @@ from freegpu.agent.limits import Limits
 from freegpu.agent.logs import LogShipper
 from freegpu.agent.place import Place, environment, lay_companion
 from freegpu.agent.process import Child, Start, write_script
-
-#: end reasons that an agent gives (freegpu.jobs.lifecycle.EndReason is the whole list)
-COMPLETED, COMMAND_FAILED, RESUME_REQUESTED = "completed", "command_failed", "resume_requested"
-CANCELLED, PREEMPTED, SUPERSEDED = "cancelled", "preempted", "superseded"
-SESSION_EXPIRED = "session_expired"
+from freegpu.agent.reasons import (
+    CANCELLED,
+    COMMAND_FAILED,
+    COMPLETED,
+    PREEMPTED,
+    RESUME_REQUESTED,
+    SESSION_EXPIRED,
+    SUPERSEDED,
+)
 
 #: a later wish to stop replaces an earlier one if it stands further right
 _STRENGTH = (SESSION_EXPIRED, PREEMPTED, SUPERSEDED, CANCELLED)

@@ -9,12 +9,26 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Tuple,
+)
 
 from freegpu.agent import wire
-from freegpu.agent.attempt import CANCELLED, PREEMPTED, SESSION_EXPIRED, SUPERSEDED, Attempt
 from freegpu.agent.clock import Clock
 from freegpu.agent.limits import Limits
+from freegpu.agent.reasons import CANCELLED, PREEMPTED, SESSION_EXPIRED, SUPERSEDED
+
+if TYPE_CHECKING:
+    from freegpu.agent.attempt import Attempt
 
 IDLE, RUNNING, DRAINING, ENDED = "idle", "running", "draining", "ended"
 #: stop reasons that a ticket may name

@@ -11,21 +11,20 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
 from freegpu.agent import gpu, process, wire
-from freegpu.agent.attempt import Attempt
-from freegpu.agent.cargo import Cargo
 from freegpu.agent.clock import Clock
 from freegpu.agent.control import Control
 from freegpu.agent.disk import DiskWatch
 from freegpu.agent.lanes import Bell, Lane, Step, say
 from freegpu.agent.limits import Limits
-from freegpu.agent.logs import LogShipper
 from freegpu.agent.mailbox import Mailbox
 from freegpu.agent.outbox import Outbox
-from freegpu.agent.place import Place
 from freegpu.agent.stores import Store
+
+if TYPE_CHECKING:
+    from freegpu.agent.attempt import Attempt
 
 #: runs a part's step again and again beside the others; returns the way to wake it
 Spawn = Callable[[str, Step], Callable[[], None]]
@@ -126,6 +125,12 @@ class Agent:
 
     def _begin(self, ticket: wire.Run, slot: wire.Slot) -> Attempt:
         """See control.Begin."""
+        # half of the agent's code: its heartbeat should not wait for it at the start
+        from freegpu.agent.attempt import Attempt
+        from freegpu.agent.cargo import Cargo
+        from freegpu.agent.logs import LogShipper
+        from freegpu.agent.place import Place
+
         secrets = wire.unseal(self._key, ticket.secrets) if ticket.secrets else {}
         names = {"job": ticket.job, "attempt": ticket.attempt, "epoch": ticket.epoch}
         place = Place(self._work / "attempts" / ticket.attempt)

@@ -83,7 +83,9 @@ class AgentSession:
         env["FREEGPU_HOME"] = "/an/internal/of/ours"
         with open(self.folder / "agent.err", "ab") as words:
             self.process = subprocess.Popen(
-                [self.python, "-I", str(self.archive), str(path)], env=env, stderr=words
+                [self.python, "-I", "-W", "error", str(self.archive), str(path)],
+                env=env,
+                stderr=words,
             )
         self.processes.append(self.process)
         return self.process

@@ -24,11 +24,13 @@ class Bench:
         self.folder = folder
         self.spool = folder / "spool"
         self.children: list[Child] = []
+        # another run of these tests beside this one has marks of its own
+        self.mark = os.urandom(8).hex()
 
-    def start(self, text: str, *, strict: bool = False, mark: str = "bench-1") -> Child:
+    def start(self, text: str, *, strict: bool = False, mark: str = "") -> Child:
         script = self.folder / f"run{len(self.children)}.sh"
         process.write_script(script, textwrap.dedent(text))
-        env = {**os.environ, process.MARK: mark}
+        env = {**os.environ, process.MARK: mark or self.mark}
         child = process.start(script, self.folder, env, self.spool, strict=strict)
         self.children.append(child)
         return child
@@ -121,9 +123,9 @@ def test_sigterm_reaches_the_command_and_its_code_survives_the_shell(
 ) -> None:
     """A shell that dies of SIGTERM at once would lose the exit code of the command that is still saving."""
     if shell == "sh":
-        monkeypatch.setattr(process.shutil, "which", lambda name: None)
+        monkeypatch.setattr("freegpu.agent.process.shutil.which", lambda name: None)
     child = bench.start(SAVER + "echo 'this line is not reached'")
-    until(lambda: bench.shows(b"ready"))
+    until(lambda: bench.shows(b"ready\n"))
     child.signal(signal.SIGTERM)
     assert ended(child) == 75
     assert bench.output == b"ready\nsaved\n"
@@ -132,7 +134,7 @@ def test_sigterm_reaches_the_command_and_its_code_survives_the_shell(
 def test_a_command_without_a_handler_dies_of_sigterm(bench: Bench) -> None:
     """The script's later commands are not started."""
     child = bench.start("echo ready; sleep 60; echo 'not reached'")
-    until(lambda: bench.shows(b"ready"))
+    until(lambda: bench.shows(b"ready\n"))
     child.signal(signal.SIGTERM)
     assert ended(child) == 128 + signal.SIGTERM
     assert b"not reached" not in bench.output
@@ -141,7 +143,7 @@ def test_a_command_without_a_handler_dies_of_sigterm(bench: Bench) -> None:
 def test_a_background_command_may_still_save_after_its_shell_is_gone(bench: Bench) -> None:
     """alive() is about the whole group, not about the shell."""
     child = bench.start(SAVER.strip() + " &\nsleep 60")
-    until(lambda: bench.shows(b"ready"))
+    until(lambda: bench.shows(b"ready\n"))
     child.signal(signal.SIGTERM)
     ended(child)
     assert child.alive()
@@ -165,18 +167,18 @@ def test_release_kills_what_the_command_left_in_its_group(bench: Bench) -> None:
 )
 def test_release_finds_a_process_that_left_the_group(bench: Bench, leave: str) -> None:
     """setsid, nohup and a double fork leave the group; the mark in the environment stays."""
-    child = bench.start(leave + "\nsleep 0.3", mark="bench-runaway")
+    child = bench.start(leave + "\nsleep 0.3")
     assert ended(child) == 0
-    pids = process.marked(f"{process.MARK}=bench-runaway".encode())
+    pids = process.marked(f"{process.MARK}={bench.mark}".encode())
     assert len(pids) == 1
     child.release()
     until(lambda: gone(pids[0]), 2)
 
 
 def test_release_spares_the_processes_of_another_attempt(bench: Bench) -> None:
-    """Two slots run side by side; `bench-1` is also the beginning of `bench-10`."""
-    other = bench.start("exec sleep 300", mark="bench-10")
-    child = bench.start("true", mark="bench-1")
+    """Two slots run side by side; a mark may be the beginning of another one."""
+    other = bench.start("exec sleep 300", mark=bench.mark + "0")
+    child = bench.start("true")
     ended(child)
     child.release()
     time.sleep(0.1)
@@ -186,7 +188,7 @@ def test_release_spares_the_processes_of_another_attempt(bench: Bench) -> None:
 def test_sigkill_ends_a_command_that_ignores_sigterm(bench: Bench) -> None:
     """And everything that it has started."""
     child = bench.start("trap '' TERM\nsleep 300 &\necho ready\nwhile :; do sleep 1; done")
-    until(lambda: bench.shows(b"ready"))
+    until(lambda: bench.shows(b"ready\n"))
     child.signal(signal.SIGTERM)
     time.sleep(0.2)
     assert child.poll() is None
@@ -223,7 +225,7 @@ from pathlib import Path
 from freegpu.agent import process
 folder = Path(sys.argv[1])
 process.write_script(folder / "run.sh", sys.argv[2])
-env = {"PATH": "/usr/bin:/bin", process.MARK: "orphan-1"}
+env = {"PATH": "/usr/bin:/bin", process.MARK: sys.argv[3]}
 child = process.start(folder / "run.sh", folder, env, folder / "spool", strict=False)
 while True:
     time.sleep(1)
@@ -238,8 +240,9 @@ def test_no_process_survives_an_agent_that_is_killed_with_sigkill(
     tmp_path: Path, text: str
 ) -> None:
     """The guard's pipe closes with the agent, and it kills the group and every marked process."""
-    agent = subprocess.Popen([sys.executable, "-c", ORPHAN, str(tmp_path), text])
-    mark = f"{process.MARK}=orphan-1".encode()
+    own = os.urandom(8).hex()
+    agent = subprocess.Popen([sys.executable, "-c", ORPHAN, str(tmp_path), text, own])
+    mark = f"{process.MARK}={own}".encode()
     until(lambda: len(process.marked(mark)) >= text.count("sleep"))
     agent.kill()
     agent.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -43,7 +44,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sources(archive: Path) -> dict[str, str]:
     with zipfile.ZipFile(archive) as opened:
-        return {name: opened.read(name).decode() for name in opened.namelist()}
+        names = [name for name in opened.namelist() if name.endswith(".py")]
+        return {name: opened.read(name).decode() for name in names}
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -111,6 +113,16 @@ def test_an_archive_that_is_there_is_not_built_again(tmp_path: Path) -> None:
     after = second.stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+def test_every_module_with_bytecode_is_there_and_is_the_same_code(archive: Path) -> None:
+    """A stale name in the list would only be slow; bytecode of another source would be wrong."""
+    with zipfile.ZipFile(archive) as opened:
+        compiled = {name[:-1]: opened.read(name) for name in opened.namelist() if name[-1] == "c"}
+    assert set(compiled) == agent_archive._EARLY
+    for name, data in compiled.items():
+        assert data[:4] == importlib.util.MAGIC_NUMBER
+        assert data[8:16] == importlib.util.source_hash(sources(archive)[name].encode())
 
 
 def test_the_archive_imports_the_standard_library_and_itself_only(archive: Path) -> None:
