@@ -478,8 +478,8 @@ done"""
 
     def goes_on() -> bool:
         # one more may have been on its way when it was paused: confirm what is there
-        newest = [e["generation"] for e in session.events() if e["kind"] == "checkpoint"][-1]
-        session.answer(0, {"job-1-1": newest})
+        there = [e["generation"] for e in session.events() if e["kind"] == "checkpoint"]
+        session.answer(0, {"job-1-1": max(there, default=0)})
         return len(session.log("job-1-1")) > len(held)
 
     until(goes_on)
