@@ -209,7 +209,7 @@ class LoopbackAdapter:
             "platform.json": json.dumps(record).encode(),
         }
         try:
-            mark = {watcher.MARK: request.key}
+            mark = {watcher.MARK: str(self.host.place(request.key))}
             self.host.start(request.key, request.payload["argv"], files, env=mark)
             watcher.post(self.host, request.key, limit, reason)
         except OSError as error:

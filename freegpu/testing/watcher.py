@@ -22,7 +22,8 @@ from freegpu.agent.process import marked
 
 #: how often it looks, seconds
 LOOK_S = 0.05
-#: every process of a session carries this variable, also one that left its parents; its value is the key
+#: Every process of a session carries this variable, also one that left its parents. Its value is the session's
+#: folder: two homes on one machine may have sessions of one name.
 MARK = "LOOPBACK_SESSION"
 
 
@@ -32,26 +33,32 @@ def post(host: ProcessHost, key: str, limit_s: float | None, reason: str) -> Non
     It ends the session after `limit_s` seconds (None: never); `reason` is what such an end is called.
     """
     place = host.place(key)
-    limit = math.inf if limit_s is None else limit_s
-    with held(place / "watch.lock", wait=False) as lock:
-        if lock is None:
+    with held(place / "start.lock"):
+        if watched(host, key):
             return
-        package = Path(__file__).resolve().parents[2]
-        program = (
-            f"import sys; sys.path.insert(0, {str(package)!r}); "
-            "from freegpu.testing import watcher; from pathlib import Path; "
-            "watcher.watch(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4])"
-        )
-        child = subprocess.Popen(
-            [sys.executable, "-c", program, str(host.folder), key, str(limit), reason],
-            env={name: value for name, value in os.environ.items() if name != MARK},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(lock,),
-            start_new_session=True,
-        )
-    host.adopt(child)
+        with held(place / "watch.lock") as lock:  # waits for lookers only
+            host.adopt(_spawn(host, key, limit_s, reason, lock))
+
+
+def _spawn(
+    host: ProcessHost, key: str, limit_s: float | None, reason: str, lock: int | None
+) -> subprocess.Popen[bytes]:
+    package = Path(__file__).resolve().parents[2]
+    program = (
+        f"import sys; sys.path.insert(0, {str(package)!r}); "
+        "from freegpu.testing import watcher; from pathlib import Path; "
+        "watcher.watch(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4])"
+    )
+    limit = math.inf if limit_s is None else limit_s
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(host.folder), key, str(limit), reason],
+        env={name: value for name, value in os.environ.items() if name != MARK},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=() if lock is None else (lock,),
+        start_new_session=True,
+    )
 
 
 def watched(host: ProcessHost, key: str) -> bool:
@@ -90,7 +97,8 @@ def processes(host: ProcessHost, key: str) -> list[int]:
     """The session's process and everything that it started, parents first."""
     pid = host.pid(key)
     found = descendants(pid) if pid is not None and host.alive(key) else []
-    return found + [pid for pid in marked(f"{MARK}={key}".encode()) if pid not in found]
+    mark = os.fsencode(f"{MARK}={host.place(key)}")
+    return found + [pid for pid in marked(mark) if pid not in found]
 
 
 def note_end(host: ProcessHost, key: str, reason: str) -> None:

@@ -129,7 +129,7 @@ def test_a_session_over_its_limit_is_taken_away_whole_though_nobody_asks(make: M
     seen = ended(blue, ref)
     assert seen.reason == "session_expired"
     assert seen.used_s == pytest.approx(5, abs=3)
-    assert blue.processes(ref) == []
+    until(lambda: not blue.processes(ref))
 
 
 def test_a_session_that_uses_up_the_quota_is_ended_and_the_next_one_refused(make: Make) -> None:
@@ -256,7 +256,7 @@ def test_a_slow_platform_says_starting_and_a_stop_reaches_it_then(make: Make) ->
     assert look(blue, ref).state is PlatformState.STARTING
     blue.stop(ref)
     ended(blue, ref)
-    assert blue.processes(ref) == []
+    until(lambda: not blue.processes(ref))
 
 
 def test_platforms_of_one_home_know_only_their_own_sessions(make: Make) -> None:
@@ -268,6 +268,23 @@ def test_platforms_of_one_home_know_only_their_own_sessions(make: Make) -> None:
     assert red.kill(ref) == []
     assert red.start(request("s-2")) == "s-2"
     assert look(blue, ref).state is PlatformState.RUNNING
+
+
+def test_taking_a_machine_away_spares_a_session_of_the_same_name_in_another_home(
+    make: Make, tmp_path: Path
+) -> None:
+    """Two homes on one machine, both with a session s-1: only one of them is hit."""
+    blue = make()
+    other = LoopbackAdapter("blue", home=tmp_path / "other", clock=SystemClock())
+    ref = blue.start(request("s-1"))
+    other.start(request("s-1"))
+    try:
+        blue.kill(ref)
+        assert look(other, ref).state is PlatformState.RUNNING
+        assert len(other.processes(ref)) == 1
+    finally:
+        other.kill(ref)
+        other.close()
 
 
 # --- faults -----------------------------------------------------------------------------------------------
