@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from freegpu.errors import FreeGPUError, LedgerBusyError
 from freegpu.orchestrator.operations import Workspace
 from freegpu.orchestrator.views import Ticked
+
+log = logging.getLogger(__name__)
 
 
 def run(workspace: Workspace, *, stop: threading.Event, on_tick: Callable[[Ticked], None]) -> None:
@@ -30,6 +33,12 @@ def run(workspace: Workspace, *, stop: threading.Event, on_tick: Callable[[Ticke
                 on_tick(workspace.tick_held())
             except FreeGPUError as error:
                 on_tick(Ticked(did=False, errors=(f"{error}",)))
+            except Exception as error:
+                # a bug in one tick must not end a daemon that other jobs rely on; the log has the rest
+                log.exception("a tick failed", extra={"action": "tick_failed"})
+                on_tick(
+                    Ticked(did=False, errors=(f"internal error: {type(error).__name__}: {error}",))
+                )
 
         scheduler = BackgroundScheduler(timezone="UTC")
         scheduler.add_job(

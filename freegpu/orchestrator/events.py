@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: how long an event may wait for blobs that it names, seconds; afterwards it is judged as it stands
 HOLD_S = 60.0
+#: the exit code that means "saved, resume me"
+SAVED = 75
 #: a place that refused a job is not asked again for this job for so long
 AVOID_S = 120.0
 
@@ -174,6 +176,8 @@ class EventDesk:
             outputs = None
             if reason is EndReason.COMPLETED:
                 reason, detail = EndReason.LOST, "its results never reached the store whole"
+        if reason is EndReason.PREEMPTED and attempt.stop_reason is EndReason.WRONG_CARD:
+            reason = EndReason.WRONG_CARD  # the agent knows only that it was asked to stop
         self.note_progress(attempt, event.get("progress"))
         if reason is EndReason.COMPLETED:
             at = self._moment(session, event)
@@ -237,14 +241,11 @@ class EventDesk:
             verdict = None  # it has no say in its job any more
         saved = attempt.saved_at
         lost_s = 0.0
-        if (
-            reason not in (EndReason.COMPLETED, EndReason.CANCELLED)
-            and attempt.started_at is not None
-        ):
-            lost_s = max(
-                0.0,
-                (died_at - max(saved or attempt.started_at, attempt.started_at)).total_seconds(),
-            )
+        # with 75 a job says that it saved, and its agent reports the end after that was uploaded
+        safe = reason in (EndReason.COMPLETED, EndReason.CANCELLED) or exit_code == SAVED
+        if attempt.started_at is not None and not safe:
+            since = max(saved or attempt.started_at, attempt.started_at)
+            lost_s = max(0.0, (died_at - since).total_seconds())
         self._learn_speed(job, attempt, run_s)
         self.ledger.end_attempt(
             attempt.id,

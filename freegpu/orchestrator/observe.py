@@ -103,7 +103,7 @@ class Observer:
             session = self.ledger.session_event(
                 session.id, SessionEvent.UNKNOWN_WORD, raw_state=observation.raw
             )
-        session, beat = self._listen(session)
+        session, beat = self._listen(session, observation)
         session = self._read_events(session, last_call=over)
         if beat is not None and beat.get("state") == "ended" and self._all_read(session, beat):
             self.finish(session, EndReason.LOST, "its agent has ended", charged_s=_uptime(beat))
@@ -116,7 +116,9 @@ class Observer:
 
     # --- the mailbox -----------------------------------------------------------------------------------
 
-    def _listen(self, session: Session) -> tuple[Session, Mapping[str, Any] | None]:
+    def _listen(
+        self, session: Session, observation: Observation | None
+    ) -> tuple[Session, Mapping[str, Any] | None]:
         """Hello and heartbeat. A counter that moved is life; everything else is one more silent poll."""
         mailbox, now = self.mailbox(session.id), self.now()
         if session.live_at is None:
@@ -127,7 +129,7 @@ class Observer:
                     SessionEvent.HELLO,
                     live_at=now,
                     started_at=session.started_at or now,
-                    card_seen=str(hello.get("card") or session.card),
+                    card_seen=card_seen(hello, observation, session.card),
                 )
                 self._check_card(session)
         beat = mailbox.beat()
@@ -261,10 +263,26 @@ class Observer:
         return min(self.now(), session.started_at + timedelta(seconds=uptime))
 
 
+def card_seen(hello: Mapping[str, Any], observation: Observation | None, asked: str) -> str:
+    """The card that came: what the agent found, else what the platform says, else what was asked for.
+
+    An agent that was to have a card and found none has a CPU, unless the platform itself names a card.
+    """
+    for slot in hello.get("slots") or ():
+        if slot.get("matches"):
+            continue
+        seen = str(slot.get("seen") or "")
+        known = cards.find(seen) if seen else None
+        if seen:
+            return known.name if known else seen
+        return (observation.card if observation is not None else "") or "CPU"
+    return (observation.card if observation is not None else "") or asked
+
+
 def unsuitable(needs: Needs, card: str) -> str:
     """Why a job with these needs cannot use this card; "" if it can."""
     names = [a.card for a in needs.accelerators]
-    if names and card not in names:
+    if names and not any(cards.fulfils(card, name) for name in names):
         return f"{card} came instead of {' or '.join(names)}"
     if card == "CPU":
         return "" if needs.allows_cpu else "no card came, and the job needs one"

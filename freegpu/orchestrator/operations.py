@@ -256,7 +256,11 @@ class Workspace:
             spec.workdir,
             spec.file_mounts,
             limit=int(self.settings.workdir_limit_gb * 1e9),
-            leave_out={str(self.settings.home): "the freegpu home itself"},
+            leave_out={
+                str(self.settings.home): "the freegpu home itself",
+                # a run by hand may have left one there, and a fresh job would resume from it
+                str(Path(spec.workdir) / spec.checkpoint.path): "the checkpoint folder",
+            },
         )
 
     def _pack(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from freegpu import cards
 from freegpu.adapters.base import Adapter, Offer, Window, WindowKind
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.agent.wire import session_key
@@ -29,7 +30,9 @@ from freegpu.orchestrator.model import (
     Place,
     Session,
     Snapshot,
+    Speed,
     StartSession,
+    Waiting,
 )
 from freegpu.orchestrator.observe import Observer
 
@@ -130,12 +133,32 @@ class Reconciler:
         waiting = self.ledger.waiting(self.now())
         if not waiting and not always:
             return Snapshot()
+        waiting = self._with_learned_lengths(waiting)
         sessions = self.ledger.sessions(open_only=True)
         return Snapshot(
             waiting=waiting,
             free_slots=self._free_slots(sessions),
             places=tuple(self.places(sessions, problems if problems is not None else [])),
         )
+
+    def _with_learned_lengths(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
+        """A job that has run knows better than its estimate how long the rest takes: its own steps a second."""
+        newest = {speed.job: speed for speed in self.ledger.speeds()} if waiting else {}
+        return tuple(
+            replace(job, remaining_t4_s=self._remaining_t4_s(job, newest[job.id]))
+            if job.id in newest
+            else job
+            for job in waiting
+        )
+
+    def _remaining_t4_s(self, waiting: Waiting, speed: Speed) -> float | None:
+        job = self.ledger.job(waiting.id)
+        total = job.progress.total
+        if total is None or speed.steps_per_s <= 0:
+            return None
+        done = (job.checkpoint.step if job.checkpoint else 0) or 0
+        seconds = max(0.0, total - done) / speed.steps_per_s
+        return seconds * cards.speed(speed.card, waiting.needs.workload)
 
     def _free_slots(self, sessions: list[Session]) -> tuple[FreeSlot, ...]:
         """Slots of sessions that are alive now and take work; a silent session gets none."""
@@ -229,6 +252,9 @@ class Reconciler:
                     reading,
                     [s for s in sessions if s.platform == name and s.pool == pool],
                     self.now(),
+                    platform=name,
+                    account=adapter.account,
+                    pool=pool,
                 )
             )
         return found

@@ -29,12 +29,14 @@ def _fenced(self, address):
 socket.socket.connect = _fenced
 """
 
-#: a deterministic job: the result depends on nothing but `total`, however often it was stopped
+#: a deterministic job: the result depends on nothing but `total`, however often it was stopped. At step HOLD it waits
+#: for the file GATE, so that a test can disturb it at its leisure, however slow the machine is.
 COUNTER = """
 import json, os, signal, sys, time
 from pathlib import Path
 
 total, pause = int(os.environ.get("TOTAL", "30")), float(os.environ.get("PAUSE", "0.1"))
+hold, gate = int(os.environ.get("HOLD", "-1")), Path(os.environ.get("GATE", "/"))
 ckpt, out = Path(os.environ["FREEGPU_CHECKPOINT_DIR"]), Path(os.environ["FREEGPU_OUTPUT_DIR"])
 ckpt.mkdir(exist_ok=True)
 out.mkdir(exist_ok=True)
@@ -50,15 +52,21 @@ def save():
     (ckpt / "state.json.tmp").write_text(json.dumps(state))
     os.replace(ckpt / "state.json.tmp", ckpt / "state.json")
 
+def asked():
+    if stop:
+        print("asked to stop", flush=True)
+        sys.exit(75)
+
 while state["step"] < total:
     time.sleep(pause)
+    while state["step"] == hold and not gate.exists():
+        time.sleep(0.02)
+        asked()
     state["step"] += 1
     state["hash"] = state["hash"] * 31 % 1000003
     print("FREEGPU_PROGRESS " + json.dumps({"step": state["step"], "total": total}), flush=True)
     save()
-    if stop:
-        print("asked to stop", flush=True)
-        sys.exit(75)
+    asked()
 (out / "result.json").write_text(json.dumps(state))
 print("finished", flush=True)
 """
@@ -164,17 +172,30 @@ class User:
         (self.desk / name).write_text(textwrap.dedent(text))
         return name
 
+    @property
+    def gate(self) -> Path:
+        return self.desk.parent / "gate"
+
+    def go(self) -> None:
+        """Let the counter that holds go on."""
+        self.gate.touch()
+
     def counter(
-        self, total: int = 30, pause: float = 0.1, name: str = "count", extra: str = ""
+        self,
+        total: int = 30,
+        pause: float = 0.1,
+        name: str = "count",
+        extra: str = "",
+        hold: int = -1,
     ) -> str:
-        """A job file for COUNTER."""
+        """A job file for COUNTER; with `hold` it waits at that step until `go`."""
         (self.desk / "counter.py").write_text(COUNTER)
         return self.job_file(
             f"""
             name: {name}
             workdir: .
             run: exec {sys.executable} counter.py
-            envs: {{TOTAL: {total}, PAUSE: {pause}}}
+            envs: {{TOTAL: {total}, PAUSE: {pause}, HOLD: {hold}, GATE: {self.gate}}}
             freegpu:
               checkpoint: {{path: ckpt, every: 1s, grace: 3s}}
               {extra}

@@ -41,9 +41,10 @@ def test_an_interrupted_job_resumes_from_its_checkpoint_and_ends_like_an_undistu
 ) -> None:
     """The second attempt begins where the first saved; the bytes are the same."""
     user.settings()
-    user.ok("submit", user.counter(total=40))
+    user.ok("submit", user.counter(total=20, hold=10))
     user.until(lambda: user.ok("tick") and user.job("count")["checkpoints"])
     user.ok("interrupt", "count")
+    user.go()
     user.until_job("count", "succeeded")
     detail = user.job("count")
     assert [a["reason"] for a in detail["attempts"]] == ["preempted", "completed"]
@@ -53,7 +54,7 @@ def test_an_interrupted_job_resumes_from_its_checkpoint_and_ends_like_an_undistu
     assert "resume=1 attempt=2" in begins[1]
     assert int(begins[1].split()[2]) > 0
     user.ok("pull", "count", "home")
-    assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(40)
+    assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(20)
 
 
 def test_a_killed_agent_takes_its_job_with_it_and_the_next_command_goes_on(
@@ -61,15 +62,16 @@ def test_a_killed_agent_takes_its_job_with_it_and_the_next_command_goes_on(
 ) -> None:
     """kill -9 of the agent: no orphan trains on; the next attempt resumes; nothing is left out or done twice."""
     user.settings()
-    user.ok("submit", user.counter(total=40))
+    user.ok("submit", user.counter(total=20, hold=10))
     user.until(lambda: user.ok("tick") and user.job("count")["checkpoints"])
     os.kill(user.agent(), signal.SIGKILL)
-    user.until(lambda: not user.processes("counter.py"), 5)
+    user.until(lambda: not user.processes("counter.py"), 10)
+    user.go()
     detail = user.until_job("count", "succeeded")
     assert [a["reason"] for a in detail["attempts"]] == ["lost", "completed"]
     assert detail["attempts"][1]["base_generation"] >= 1
     user.ok("pull", "count", "home")
-    assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(40)
+    assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(20)
 
 
 def test_a_cancelled_job_stops_within_its_grace_and_can_be_retried_from_its_checkpoint(
@@ -77,10 +79,11 @@ def test_a_cancelled_job_stops_within_its_grace_and_can_be_retried_from_its_chec
 ) -> None:
     """cancel stops the process; retry goes on where it was; --from-scratch begins anew."""
     user.settings()
-    user.ok("submit", user.counter(total=60))
+    user.ok("submit", user.counter(total=20, hold=10))
     user.until(lambda: user.ok("tick") and user.job("count")["checkpoints"])
     user.ok("cancel", "count")
-    user.until(lambda: not user.processes("counter.py"), 8)
+    user.until(lambda: not user.processes("counter.py"), 15)
+    user.go()
     assert user.job("count")["job"]["state"] == "cancelled"
     again = user.types("cancel", "count")
     assert again.code == 30
@@ -88,7 +91,7 @@ def test_a_cancelled_job_stops_within_its_grace_and_can_be_retried_from_its_chec
     user.until_job("count", "succeeded")
     assert "begin at 0 resume=1" not in user.ok("logs", "count", "--attempt", "2").out
     user.ok("pull", "count", "home")
-    assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(60)
+    assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(20)
 
 
 def test_a_failing_command_is_tried_again_and_its_last_lines_and_exit_code_are_kept(
@@ -175,10 +178,11 @@ def test_a_matrix_becomes_jobs_and_after_keeps_their_order(user: Any) -> None:
 def test_logs_follow_a_job_over_a_hop_to_its_end(user: Any) -> None:
     """logs -f says that the job moved on and ends when the job does."""
     user.settings()
-    user.ok("submit", user.counter(total=40))
+    user.ok("submit", user.counter(total=20, hold=10))
     follower = user.starts("logs", "count", "-f")
     user.until(lambda: user.job("count")["checkpoints"])
     user.ok("interrupt", "count")
+    user.go()
     out, err = follower.communicate(timeout=60)
     assert follower.returncode == 0, err
     assert out.count("begin at") == 2
@@ -198,7 +202,7 @@ def test_a_dry_run_changes_nothing(user: Any) -> None:
 def test_the_store_may_be_away_while_the_job_runs(user: Any, expected: Any) -> None:
     """The mount vanishes for some seconds and comes back: the job was not harmed and loses nothing."""
     user.settings()
-    user.ok("submit", user.counter(total=60))
+    user.ok("submit", user.counter(total=20, hold=10))
     user.until(lambda: user.ok("tick") and user.job("count")["checkpoints"])
     store, away = user.home / "store", user.home / "unplugged"
     store.rename(away)
@@ -207,7 +211,8 @@ def test_the_store_may_be_away_while_the_job_runs(user: Any, expected: Any) -> N
     assert "store" in gone.err
     assert user.processes("counter.py")
     away.rename(store)
+    user.go()
     detail = user.until_job("count", "succeeded")
     assert len(detail["attempts"]) == 1
     user.ok("pull", "count", "home")
-    assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(60)
+    assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(20)

@@ -43,19 +43,21 @@ def test_a_session_that_reaches_its_limit_saves_and_the_job_goes_on_elsewhere(
     """The agent stops it in time; the quota of the first platform is used up, so it moves to the second."""
     quick = {
         "card": "A100",
-        "session_limit_s": 12,
-        "window": {"kind": "fixed_weekly", "limit_s": 14},
+        "session_limit_s": 14,
+        "window": {"kind": "fixed_weekly", "limit_s": 16},
     }
     user.settings({"quick": quick, "slow": {"card": "T4", "window": WEEK}})
-    user.ok("submit", user.counter(total=100, extra="estimate: 10s on A100"))
+    user.ok("submit", user.counter(total=20, hold=10, extra="estimate: 3s on A100"))
+    user.until(lambda: user.ok("tick") and attempts(user)[0][1])
+    user.go()
     detail = user.until_job("count", "succeeded", 120)
     ends = attempts(user)
     assert ends[0] == ("quick", "session_expired")
     assert ends[-1] == ("slow", "completed")
     assert detail["job"]["lost_s"] < 2.0
-    assert pulled(user) == expected(100)
+    assert pulled(user) == expected(20)
     rows = {p["name"]: p for p in user.ok("status", "--json").json["data"]["platforms"]}
-    assert 4 <= rows["quick"]["used_s"] <= 16
+    assert 6 <= rows["quick"]["used_s"] <= 20
     assert rows["quick"]["source"] == "live"
 
 
@@ -64,18 +66,19 @@ def test_a_machine_taken_away_without_notice_costs_at_most_the_work_since_the_la
 ) -> None:
     """The platform SIGKILLs everything and refuses more: the job resumes on the other one."""
     user.settings({"one": {"card": "L4", "window": WEEK}, "two": {"card": "T4", "window": WEEK}})
-    user.ok("submit", user.counter(total=60))
+    user.ok("submit", user.counter(total=20, hold=10))
     until_saved(user)
     session = user.job("count")["attempts"][0]["session"]
     place = platform(user, "one")
     place.set_faults(refuse_capacity=True)
     assert place.kill(session)
     assert not user.processes("counter.py")
+    user.go()
     user.until_job("count", "succeeded")
     assert attempts(user)[0] == ("one", "lost")
     assert attempts(user)[-1] == ("two", "completed")
     assert user.job("count")["job"]["lost_s"] < 5.0
-    assert pulled(user) == expected(60)
+    assert pulled(user) == expected(20)
 
 
 def test_an_answer_lost_after_accepting_never_starts_a_second_session(user: Any) -> None:
@@ -105,8 +108,10 @@ def test_a_substituted_card_is_noticed_and_the_job_taken_off(user: Any) -> None:
     """A K80 came instead of the T4 that the job needs: wrong_card, and on to the other platform."""
     user.settings({"one": {"card": "T4"}, "two": {"card": "T4", "start_delay_s": 2}})
     platform(user, "one").set_faults(wrong_card="K80")
-    job = user.counter(total=20)
+    job = user.counter(total=20, hold=10)
     user.ok("submit", job, "--set", "resources.accelerators=T4")
+    user.until(lambda: user.ok("tick") and attempts(user)[0][1])
+    user.go()
     user.until_job("count", "succeeded")
     assert attempts(user)[0] == ("one", "wrong_card")
     assert attempts(user)[-1] == ("two", "completed")
@@ -115,9 +120,11 @@ def test_a_substituted_card_is_noticed_and_the_job_taken_off(user: Any) -> None:
 def test_an_unknown_word_of_a_platform_ends_nothing(user: Any) -> None:
     """The status word changes to one that nobody knows; the job runs to its end."""
     user.settings({"one": {"card": "T4"}})
-    user.ok("submit", user.counter(total=30))
+    user.ok("submit", user.counter(total=20, hold=10))
     until_saved(user)
     platform(user, "one").set_faults(unknown_word="HYPERSTATE")
+    user.ok("tick")
+    user.go()
     user.until_job("count", "succeeded")
     assert attempts(user) == [("one", "completed")]
 
@@ -145,7 +152,7 @@ def test_up_is_continuous_alone_and_dies_without_harm(user: Any, expected: Any) 
     second = user.types("up")
     assert second.code == 21
     assert str(daemon.pid) in second.err
-    user.ok("submit", user.counter(total=50))
+    user.ok("submit", user.counter(total=20, hold=10))
     user.until(lambda: user.job("count")["checkpoints"])
     session = user.job("count")["attempts"][0]["session"]
     platform(user, "one").set_faults(refuse_capacity=True)
@@ -158,8 +165,9 @@ def test_up_is_continuous_alone_and_dies_without_harm(user: Any, expected: Any) 
     )
     os.kill(daemon.pid, signal.SIGKILL)
     daemon.communicate()
+    user.go()
     user.until_job("count", "succeeded")
-    assert pulled(user) == expected(50)
+    assert pulled(user) == expected(20)
     third = user.starts("up")
     user.until(lambda: user.ok("status", "--json").json["data"]["orchestrator"])
     third.send_signal(signal.SIGTERM)

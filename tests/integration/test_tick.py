@@ -185,11 +185,10 @@ class World:
     def key(self, session: str) -> bytes:
         return wire.session_key(KEY, session)
 
-    def hello(self, session: str, card: str = "T4") -> None:
-        self.store.put(
-            wire.hello_key(session),
-            wire.pack({"session": session, "card": card}, self.key(session)),
-        )
+    def hello(self, session: str, card: str = "Tesla T4") -> None:
+        slot = {"slot": 0, "asked": "T4", "gpus": ["0"], "seen": card, "matches": "T4" in card}
+        message = {"session": session, "slots": [slot]}
+        self.store.put(wire.hello_key(session), wire.pack(message, self.key(session)))
 
     def beat(self, session: str, state: str = "running", uptime: float = 1.0, **more: Any) -> None:
         self.counters[session] = self.counters.get(session, 0) + 1
@@ -526,7 +525,7 @@ def test_a_card_that_the_job_cannot_use_is_a_wrong_card(world: World) -> None:
     job = world.submit(needs=Needs(accelerators=(Accelerator(card="T4"),)))
     world.tick()
     attempt = world.attempt(job)
-    world.hello(attempt.session, card="K80")
+    world.hello(attempt.session, card="Tesla K80")
     world.beat(attempt.session)
     world.tick(1.0)
     stop = next(t for t in world.tickets(attempt.session) if t["kind"] == wire.STOP)
