@@ -196,6 +196,11 @@ class AgentSession:
         found: dict[str, Any] = until(look)
         return found
 
+    def phase(self) -> str:
+        """What the first busy slot does, by the heartbeat; "" if none is busy."""
+        slots = self.beat()["slots"]
+        return str(slots[0]["phase"]) if slots else ""
+
     def hello(self) -> dict[str, Any]:
         """The agent's hello, waited for."""
         key = wire.hello_key(self.session)

@@ -258,7 +258,7 @@ def test_a_stop_of_the_same_epoch_does_not_stop(session: AgentSession) -> None:
     session.send(wire.cancel_ticket("job-1", 4))
     until(lambda: session.beat()["inbox_seq"] == 4)
     time.sleep(0.3)
-    assert session.beat()["slots"][0]["phase"] == "running"
+    assert session.phase() == "running"
     session.send(wire.stop_ticket("job-1", 6, "preempted"))
     assert session.event("ended")["reason"] == "preempted"
 
@@ -470,7 +470,7 @@ for i in $(seq 1 200); do
 done"""
     session.run(script, window=0)
     session.start()
-    until(lambda: session.beat()["slots"][0]["phase"] == "paused")
+    until(lambda: session.phase() == "paused")
     time.sleep(0.5)
     held = session.log("job-1-1")
     time.sleep(1.5)
@@ -483,7 +483,7 @@ done"""
         return len(session.log("job-1-1")) > len(held)
 
     until(goes_on)
-    until(lambda: session.beat()["slots"][0]["phase"] == "paused")
+    until(lambda: session.phase() == "paused")
     session.send(wire.cancel_ticket("job-1", 1))
     assert session.event("ended")["reason"] == "cancelled"
 
