@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from freegpu.adapters import registry, wrappers
 from freegpu.agent import wire
@@ -29,13 +29,10 @@ from freegpu.errors import (
     NotReadyError,
     SharedStoreError,
 )
-from freegpu.jobs import bundle
-from freegpu.jobs import spec as job_spec
 from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState
 from freegpu.jobs.model import JobSpec
-from freegpu.orchestrator import agent_archive, checkup, placement, reports, results
+from freegpu.orchestrator import agent_archive, placement, reports
 from freegpu.orchestrator.act import Identity
-from freegpu.orchestrator.collect import Collector, remove_tree, tree_size
 from freegpu.orchestrator.home import (
     Holder,
     current_holder,
@@ -65,6 +62,12 @@ from freegpu.orchestrator.views import (
     Ticked,
     Why,
 )
+
+if TYPE_CHECKING:
+    from freegpu.jobs.bundle import Plan
+    from freegpu.jobs.spec import Loaded
+
+# `status` is typed all day and needs neither YAML nor archives: what only some commands need is imported by them.
 
 #: ended jobs that `status` still shows
 RECENT = 10
@@ -241,7 +244,9 @@ class Workspace:
 
     def _load(
         self, path: str | Path, overrides: Sequence[str], environ: Mapping[str, str]
-    ) -> job_spec.Loaded:
+    ) -> Loaded:
+        from freegpu.jobs import spec as job_spec
+
         return job_spec.load(
             path,
             overrides=overrides,
@@ -249,7 +254,9 @@ class Workspace:
             platforms=tuple(self.settings.platforms),
         )
 
-    def _plan(self, spec: JobSpec) -> bundle.Plan | None:
+    def _plan(self, spec: JobSpec) -> Plan | None:
+        from freegpu.jobs import bundle
+
         if not spec.workdir and not spec.file_mounts:
             return None
         return bundle.plan(
@@ -269,6 +276,8 @@ class Workspace:
         plan = self._plan(spec)
         if plan is None:
             return None, ()
+        from freegpu.jobs import bundle
+
         with tempfile.TemporaryDirectory(dir=self.settings.home, prefix=".bundle-") as folder:
             packed = bundle.write(plan, Path(folder) / "bundle.tar.gz")
             if on_progress is not None:
@@ -429,6 +438,8 @@ class Workspace:
                 f"{found.name} ({found.id}) has {found.attempts} attempts; there is no attempt {attempt}",
                 hint=f"`freegpu show {found.id}` lists them",
             )
+        from freegpu.orchestrator import results
+
         return results.log_chunks(
             self.ledger,
             self.store,
@@ -479,6 +490,8 @@ class Workspace:
     def pull(self, job: str, into: Path, *, force: bool = False) -> Pulled:
         """Bring a job's outputs into a folder, verified. NotReadyError: there are none yet."""
         found = self.ledger.resolve(job)
+        from freegpu.orchestrator import results
+
         attempt, key, digest, partial = results.choose_outputs(
             found, self.ledger.attempts(job=found.id)
         )
@@ -504,6 +517,8 @@ class Workspace:
                 return self._gc(dry_run=dry_run, keep_days=keep_days)
 
     def _gc(self, *, dry_run: bool, keep_days: float) -> Garbage:
+        from freegpu.orchestrator.collect import Collector, remove_tree, tree_size
+
         collector = Collector(
             ledger=self.ledger,
             store=self.store,
@@ -539,6 +554,8 @@ class Workspace:
 
     def doctor(self, platform: str | None = None) -> tuple[Check, ...]:
         """What is installed, reachable and configured, and what to do about the rest. Never raises for a finding."""
+        from freegpu.orchestrator import checkup
+
         return checkup.run(self, platform)
 
     def _view(self, job: Job) -> JobView:
