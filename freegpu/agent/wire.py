@@ -244,7 +244,9 @@ class Profile:
     bandwidth: Optional[float] = None
 
     def to_json(self) -> Dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+        """As plain JSON: what a platform hands on to the agent, and what --dry-run shows."""
+        slots = [{**asdict(slot), "gpus": list(slot.gpus)} for slot in self.slots]
+        return {"format": FORMAT, **asdict(self), "slots": slots}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Profile":
