@@ -1,0 +1,143 @@
+"""FolderStore keeps the store's contract; and what is special about a folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from freegpu.agent.stores import open_store
+from freegpu.agent.stores.base import ObjectMissing, StoreError, StoreGone
+from freegpu.agent.stores.folder import FolderStore
+from freegpu.testing.suites import StoreSuite
+
+
+class TestFolderStore(StoreSuite):
+    """A folder on a local disk that is removed as a whole."""
+
+    def begin(self, folder: Path) -> None:
+        (folder / "store").mkdir()
+
+    def open(self, folder: Path) -> FolderStore:
+        return FolderStore(folder / "store", sync=False)
+
+    def unplug(self, folder: Path) -> bool:
+        (folder / "store").rename(folder / "unplugged")
+        return True
+
+    def plug(self, folder: Path) -> None:
+        (folder / "unplugged").rename(folder / "store")
+
+    def litter(self, folder: Path) -> bool:
+        jobs = folder / "store" / "jobs"
+        for name in (".freegpu-0123456789ab", "x (1).json", "desktop.ini ~", ".DS_Store", "ü"):
+            (jobs / name).write_bytes(b"?")
+        (jobs / ".tmp.drivedownload").mkdir()
+        (jobs / ".tmp.drivedownload" / "part").write_bytes(b"?")
+        return True
+
+
+class TestDeadMount(TestFolderStore):
+    """A mount that died: its folder is there, and empty."""
+
+    def unplug(self, folder: Path) -> bool:
+        super().unplug(folder)
+        (folder / "store").mkdir()
+        return True
+
+    def plug(self, folder: Path) -> None:
+        (folder / "store").rmdir()
+        super().plug(folder)
+
+
+class TestFolderByUrlWithSync(TestFolderStore):
+    """As an agent opens it: by URL, with every write synced."""
+
+    def open(self, folder: Path) -> FolderStore:
+        store = open_store(f"folder:{folder / 'store'}")
+        assert isinstance(store, FolderStore)
+        assert store.sync
+        return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    (tmp_path / "store").mkdir()
+    made = FolderStore(tmp_path / "store", sync=False)
+    made.put("freegpu.json", b"{}")
+    return made
+
+
+def test_the_marker_itself_does_not_bring_back_a_root_that_is_gone(tmp_path: Path) -> None:
+    """Marking a store is the orchestrator's first write, and it makes no folder either."""
+    store = FolderStore(tmp_path / "nowhere")
+    with pytest.raises(StoreGone):
+        store.put_new("freegpu.json", b"{}")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_unmarked_folder_has_no_marker_and_takes_nothing_else(tmp_path: Path) -> None:
+    """Before first use the marker is missing, which is how its absence is found out; all else is away."""
+    store = FolderStore(tmp_path)
+    with pytest.raises(ObjectMissing):
+        store.get("freegpu.json")
+    with pytest.raises(StoreGone):
+        store.put("jobs/x", b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_a_folder_should_be_is_an_error_and_stays(store: FolderStore) -> None:
+    """Nothing is removed to make room; the error is the store's, not a traceback."""
+    store.put("jobs/x", b"1")
+    with pytest.raises(StoreError):
+        store.put("jobs/x/y", b"2")
+    assert store.get("jobs/x") == b"1"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_cannot_be_read_is_an_error_and_not_empty(store: FolderStore) -> None:
+    """A listing that hides what it could not read would be believed."""
+    store.put("jobs/secret/x", b"1")
+    (store.root / "jobs" / "secret").chmod(0)
+    try:
+        with pytest.raises(StoreError):
+            store.list("jobs")
+    finally:
+        (store.root / "jobs" / "secret").chmod(0o700)
+
+
+def test_a_writer_that_is_killed_leaves_the_old_object_and_nothing_that_is_listed(
+    store: FolderStore,
+) -> None:
+    """kill -9 in the middle of replacing 64 KiB again and again, at ten different moments."""
+    program = (
+        "import sys; from freegpu.agent.stores.folder import FolderStore\n"
+        "s = FolderStore(sys.argv[1])\n"
+        "print('up', flush=True)\n"
+        "while True:\n"
+        "    for byte in (b'a', b'b'): s.put('jobs/beat', byte * 65536)\n"
+    )
+    for turn in range(10):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(store.root)], stdout=subprocess.PIPE
+        ) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(0.01 + 0.007 * turn)
+            writer.kill()
+        keys = store.list("jobs")
+        assert keys in ([], ["jobs/beat"])
+        if keys:
+            assert store.get("jobs/beat") in (b"a" * 65536, b"b" * 65536)
+
+
+def test_an_unknown_scheme_is_refused_and_a_bare_path_is_a_folder(tmp_path: Path) -> None:
+    """A typing error in the URL must not become a folder of that name."""
+    with pytest.raises(ValueError, match="no store speaks 'fodler'"):
+        open_store(f"fodler:{tmp_path}")
+    assert isinstance(open_store(str(tmp_path)), FolderStore)
+    assert isinstance(open_store(f"{tmp_path}/with:colon"), FolderStore)
