@@ -133,7 +133,7 @@ def unpack(data: bytes, key: bytes) -> Dict[str, Any]:
     """The message in these bytes. Unreadable: torn, stale, forged or of a newer format."""
     try:
         whole = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = "not JSON (torn, or still on its way)"
         raise Unreadable(message) from error
     if not isinstance(whole, dict) or not isinstance(whole.get("signature"), str):
@@ -142,10 +142,12 @@ def unpack(data: bytes, key: bytes) -> Dict[str, Any]:
     signature = whole.pop("signature")
     try:
         expected = _signature(key, whole)
-    except ValueError as error:  # NaN in JSON is Python's invention, and nobody signed it
+    except (ValueError, RecursionError) as error:
+        # NaN in JSON is Python's invention, and nobody signed it
         message = "not canonical JSON"
         raise Unreadable(message) from error
-    if not hmac.compare_digest(signature.encode(), expected.encode()):
+    # half a surrogate pair is a str that no encoding takes, but for this one
+    if not hmac.compare_digest(signature.encode("utf-8", "surrogatepass"), expected.encode()):
         message = "the signature does not fit"
         raise Unreadable(message)
     if whole.get("format") != FORMAT:
@@ -452,11 +454,27 @@ class Manifest:
                 for file in whole.pop("files")
             )
             for file in files:
-                check_relative(file.path)
+                _check_file(file)
             return cls(files=files, **whole)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             message = f"the manifest does not make sense: {error}"
             raise Unreadable(message) from error
+
+
+_BLOB_KEY = re.compile(r"attempts/[a-z0-9][a-z0-9-]{0,62}/blobs/([0-9a-f]{64})")
+
+
+def _check_file(file: File) -> None:
+    """ValueError: it would leave its folder, read what is no blob, or does not add up."""
+    check_relative(file.path)
+    for part in file.parts:
+        named = _BLOB_KEY.fullmatch(part.key)
+        if named is None or named.group(1) != part.sha256:
+            message = f"not the key of this blob: {part.key!r}"
+            raise ValueError(message)
+    if sum(part.size for part in file.parts) != file.size or file.size < 0:
+        message = f"the parts of {file.path!r} do not add up to it"
+        raise ValueError(message)
 
 
 def check_relative(path: str) -> str:
