@@ -271,7 +271,7 @@ class PaperSuite:
         assert request == stage.adapter.render(stage.launch("s-pure"))
         assert request == stage.make(stage.home).render(stage.launch("s-pure"))
         assert request.key == "s-pure"
-        assert json.dumps(request.payload)
+        assert json.loads(json.dumps(request.payload)) == request.payload
         assert request != stage.adapter.render(stage.launch("s-other"))
         assert sorted(stage.home.rglob("*")) == before
 
