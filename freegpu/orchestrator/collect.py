@@ -21,7 +21,7 @@ from freegpu.jobs.lifecycle import AttemptState, JobState
 from freegpu.orchestrator.home import forget_secrets, secret_refs
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import read_manifest
-from freegpu.orchestrator.model import Attempt, Checkpoint, Job
+from freegpu.orchestrator.model import Attempt, Job
 
 _ATTEMPT = re.compile(r"attempts/([^/]+)/(blobs|log)/")
 _SESSION = re.compile(r"sessions/([^/]+)/")
@@ -33,7 +33,8 @@ class Keep:
     """Keys that something still needs."""
 
     keys: set[str] = field(default_factory=set)
-    #: manifests that could not be read: then their attempts' blobs are left alone
+    #: jobs of which a manifest could not be read: nobody knows which blobs it needs, and an older
+    #: checkpoint may be all there is to fall back on, so everything of theirs is left alone
     doubtful: set[str] = field(default_factory=set)
 
 
@@ -70,6 +71,7 @@ class Collector:
             if (
                 job_match
                 and key not in keep.keys
+                and job_match[1] not in keep.doubtful
                 and self._manifest_may_go(key, job_match[1], jobs, attempts)
             ):
                 self.dropped[job_match[1]].add(key)
@@ -102,30 +104,35 @@ class Collector:
         """What checkpoints and outputs to keep, with all their blobs."""
         keep = Keep()
         old = self.now - timedelta(days=self.keep_days)
+        open_attempts = defaultdict(list)
+        for attempt in attempts.values():
+            if attempt.state is not AttemptState.ENDED:
+                open_attempts[attempt.job].append(attempt)
         for job in jobs.values():
             if not self._done_with(job, old):
                 rows = self.ledger.checkpoints(job.id)[: max(1, job.spec.checkpoint.keep)]
                 current = [job.checkpoint] if job.checkpoint else []
                 for checkpoint in [*current, *rows]:
-                    self._keep_checkpoint(keep, checkpoint)
+                    self._keep_manifest(keep, checkpoint.key, checkpoint.sha256, job.id)
+            for attempt in open_attempts[job.id]:
+                # it may still be restoring it, and what it writes may refer to its blobs
+                for checkpoint in self.ledger.checkpoints(job.id):
+                    if (checkpoint.epoch, checkpoint.generation) == _base(attempt):
+                        self._keep_manifest(keep, checkpoint.key, checkpoint.sha256, job.id)
             if job.result_key:
-                self._keep_manifest(keep, job.result_key, job.result_sha256, job.result_attempt)
+                self._keep_manifest(keep, job.result_key, job.result_sha256, job.id)
         for attempt in attempts.values():
-            job = jobs[attempt.job]
-            if attempt.outputs_key and not job.result_attempt:
-                self._keep_manifest(keep, attempt.outputs_key, attempt.outputs_sha256, attempt.id)
+            if attempt.outputs_key and not jobs[attempt.job].result_attempt:
+                self._keep_manifest(keep, attempt.outputs_key, attempt.outputs_sha256, attempt.job)
         return keep
 
-    def _keep_checkpoint(self, keep: Keep, checkpoint: Checkpoint) -> None:
-        self._keep_manifest(keep, checkpoint.key, checkpoint.sha256, checkpoint.attempt)
-
-    def _keep_manifest(self, keep: Keep, key: str, digest: str, attempt: str) -> None:
+    def _keep_manifest(self, keep: Keep, key: str, digest: str, job: str) -> None:
         if key in keep.keys:
             return
         keep.keys.add(key)
         manifest = read_manifest(self.store, key, digest)
         if manifest is None:
-            keep.doubtful.add(attempt)
+            keep.doubtful.add(job)
             return
         keep.keys.update(part.key for part in manifest.blobs())
 
@@ -155,8 +162,7 @@ class Collector:
         if match[2] == "log":
             ended = job.ended_at
             return "the log of a job that ended long ago" if ended and ended < old else ""
-        doubt = any(attempts[a].job == attempt.job for a in keep.doubtful if a in attempts)
-        if key in keep.keys or doubt:
+        if key in keep.keys or attempt.job in keep.doubtful:
             return ""
         return "a part of no kept checkpoint or result"
 
@@ -179,6 +185,10 @@ class Collector:
         for ref in secret_refs(self.home):
             if ref not in wanted:
                 forget_secrets(self.home, ref)
+
+
+def _base(attempt: Attempt) -> tuple[int, int]:
+    return attempt.base_epoch, attempt.base_generation
 
 
 def remove_tree(path: Path) -> None:
