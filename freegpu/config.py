@@ -128,7 +128,7 @@ def _home(environ: Mapping[str, str], given: Path | None) -> tuple[Path, str]:
 def _absolute(text: str, base: Path, name: str) -> Path:
     """The path as an absolute one without `..`; symbolic links stay as they are."""
     if "\0" in text:
-        raise ConfigError(f"{name} holds a NUL character")
+        raise ConfigError(f"{name} holds a NUL character", hint="write it without one")
     try:
         path = Path(text).expanduser()
     except RuntimeError as error:
@@ -168,9 +168,11 @@ def _number(name: str, file: _File) -> tuple[float, str]:
         or not math.isfinite(value)
     ):
         kind = "a whole number" if whole else "a number"
-        raise file.refuse((name,), f"{name} must be {kind}, found {_shown(value)}")
+        message = f"{name} must be {kind}, found {_shown(value)}"
+        raise file.refuse((name,), message, hint=f"for example {name} = {default:g}")
     if not low <= value <= high:
-        raise file.refuse((name,), f"{name} is {value:g}; it must be between {low:g} and {high:g}")
+        message = f"{name} is {value:g}; it must be between {low:g} and {high:g}"
+        raise file.refuse((name,), message, hint=f"the default is {default:g}")
     return int(value) if whole else float(value), file.where((name,))
 
 
@@ -179,7 +181,8 @@ def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:
     if not isinstance(tables, dict):
         raise file.refuse(
             ("platforms",),
-            f"platforms must be tables like [platforms.kaggle], found {_shown(tables)}",
+            f"platforms must be tables, found {_shown(tables)}",
+            hint="a platform begins with a line like [platforms.kaggle]",
         )
     if "local" not in tables:
         yield "local", PlatformSettings(name="local", adapter="local")
@@ -193,7 +196,9 @@ def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:
             )
         if not isinstance(table, dict):
             raise file.refuse(
-                at, f"platforms.{name} must be a table [platforms.{name}], found {_shown(table)}"
+                at,
+                f"platforms.{name} must be a table, found {_shown(table)}",
+                hint=f"it begins with the line [platforms.{name}]",
             )
         options = dict(table)
         enabled = options.pop("enabled", True)
@@ -201,6 +206,7 @@ def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:
             raise file.refuse(
                 (*at, "enabled"),
                 f"platforms.{name}.enabled must be true or false, found {_shown(enabled)}",
+                hint="write it without quotes",
             )
         adapter = file.text((*at, "adapter")) if "adapter" in options else name
         options.pop("adapter", None)
@@ -238,7 +244,9 @@ class _File:
                 hint="mend its permissions, or choose another home with FREEGPU_HOME",
             ) from error
         if len(raw) > MAX_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_BYTES:,} bytes")
+            raise ConfigError(
+                f"{path} is larger than {MAX_BYTES:,} bytes", hint="it holds settings alone"
+            )
         import tomllib
 
         try:
@@ -246,7 +254,9 @@ class _File:
             data = tomllib.loads(text)
         except UnicodeDecodeError as error:
             line = raw[: error.start].count(b"\n") + 1
-            raise ConfigError(f"{path}:{line}: not UTF-8 text") from error
+            raise ConfigError(
+                f"{path}:{line}: not UTF-8 text", hint="save the file as UTF-8"
+            ) from error
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             reason, place = _toml_reason(str(error))
             raise ConfigError(
@@ -269,7 +279,8 @@ class _File:
         for part in name:
             value = value[part]
         if not isinstance(value, str) or not value.strip():
-            raise self.refuse(name, f"{'.'.join(name)} must be text, found {_shown(value)}")
+            message = f"{'.'.join(name)} must be text, found {_shown(value)}"
+            raise self.refuse(name, message, hint="put it in quotes")
         return value
 
     def check_names(self, prefix: str, found: Iterable[str], known: Iterable[str]) -> None:

@@ -106,9 +106,13 @@ class Call:
     def move_on(self, workspace: Workspace) -> None:
         """Tick if that is needed. Trouble is a note: looking must work when a platform does not."""
         try:
-            self.tell(workspace.tick_if_needed())
+            ticked = workspace.tick_if_needed()
         except FreeGPUError as error:
-            self.out.warn(f"could not move jobs on: {error}")
+            # a ledger that cannot even be read is the command's failure: it is told once, not here too
+            workspace.jobs(limit=1)
+            self.out.warn(f"could not move jobs on: {error}", error.hint)
+        else:
+            self.tell(ticked)
 
     def tell(self, ticked: Ticked) -> None:
         """What went wrong in a tick, as notes."""

@@ -73,8 +73,8 @@ def conclude(call: Call, views: list[JobView]) -> Result:
     errors = tuple(
         Failure(
             code=JobFailedError.code,
-            message=f"{view.name} ({view.id}) has {view.state}"
-            + (f": {view.why}" if view.why else ""),
+            message=f"{view.name} ({view.id}) {'was' if view.state == 'cancelled' else 'has'} {view.state}"
+            + (f": {view.why}" if view.why and view.why != view.state else ""),
             hint=f"`freegpu show {view.id}` tells more",
         )
         for view in failed

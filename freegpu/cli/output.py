@@ -167,13 +167,17 @@ class Output:
         """A line for people that is no data."""
         self._talk(text.safe(words))
 
-    def warn(self, words: str) -> None:
-        """Something that did not stop the command."""
+    def warn(self, words: str, hint: str = "") -> None:
+        """Something that did not stop the command, and what to do about it."""
         self._talk(f"{self._paint('note:', 'warn', self.stderr)} {text.safe(words)}")
+        self._hint(hint)
 
     def error(self, message: str, hint: str = "") -> None:
         """Why the command failed, and what to do about it."""
         self._talk(f"{self._paint('error:', 'bad', self.stderr)} {text.safe(message)}")
+        self._hint(hint)
+
+    def _hint(self, hint: str) -> None:
         if hint:
             self._talk(f"{self._paint('hint:', 'busy', self.stderr)} {text.safe(hint)}")
 

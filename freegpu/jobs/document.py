@@ -10,6 +10,7 @@ brackets costs a refusal and not the process. Does not know any field.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
 
+_TOO_MUCH = "put what is so large into a file of the working folder and let the job read it"
+_ALIAS = "write the value out, or put quotes around text that begins with *"
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _INTEGER = r"[-+]?[0-9]{1,18}"
 _FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
@@ -167,16 +170,18 @@ def read(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise JobSpecError(f"there is no file {where}", path=where) from None
+        raise JobSpecError("there is no such file", hint=_neighbours(path), path=where) from None
     except IsADirectoryError:
         inside = next((n for n in ("job.yaml", "job.yml") if (path / n).is_file()), "")
-        hint = f"there is {path / inside}" if inside else "name the YAML file in it"
-        raise JobSpecError(f"{where} is a folder, not a job spec", hint=hint, path=where) from None
+        hint = f"did you mean {path / inside}?" if inside else "name the YAML file in it"
+        raise JobSpecError("it is a folder, not a job spec", hint=hint, path=where) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise JobSpecError(f"{where} cannot be read: {reason}", path=where) from error
+        hint = "check its permissions, and that it is a file"
+        raise JobSpecError(f"it cannot be read: {reason}", hint=hint, path=where) from error
     if len(data) > MAX_BYTES:
-        raise JobSpecError(f"{where} is larger than {MAX_BYTES >> 20} MiB, no job spec", path=where)
+        message = f"it is larger than {MAX_BYTES >> 20} MiB, no job spec"
+        raise JobSpecError(message, hint=_TOO_MUCH, path=where)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -186,15 +191,30 @@ def read(path: Path) -> str:
         raise JobSpecError(message, hint=hint, path=where, line=line) from None
 
 
+def _neighbours(path: Path) -> str:
+    """What is there instead of a file that is not: YAML files in the same folder, the nearest name first."""
+    try:
+        names = [name for name in os.listdir(path.parent) if name.endswith((".yaml", ".yml"))]
+    except OSError:
+        return f"there is no folder {one_line(str(path.parent))}"
+    if not names:
+        return "name the YAML file of a job; the smallest one is one line: run: echo hello"
+    import difflib
+
+    near = difflib.get_close_matches(path.name, sorted(names), n=1, cutoff=0.0)[0]
+    return f"did you mean {one_line(str(path.parent / near))}?"
+
+
 def parse(text: str, origin: str, *, line: int | None = 1) -> Node:
     """The tree of one YAML document; `line=None` leaves line numbers out. JobSpecError: see the module."""
     builder = _Builder(origin, numbered=line is not None)
     text = text.removeprefix("\ufeff")
     if len(text) > MAX_BYTES:
-        builder.refuse(f"more than {MAX_BYTES >> 20} MiB of YAML", 0)
+        builder.refuse(f"more than {MAX_BYTES >> 20} MiB of YAML", 0, hint=_TOO_MUCH)
     if bad := re.search(_UNPRINTABLE, text):
         at = text.count("\n", 0, bad.start())
-        builder.refuse(f"the character U+{ord(bad[0]):04X} is not allowed in YAML", at)
+        hint = "take it out; in double quotes it may be written as an escape"
+        builder.refuse(f"the character U+{ord(bad[0]):04X} is not allowed in YAML", at, hint=hint)
     try:
         for event in _events(text):
             builder.take(event)
@@ -205,9 +225,12 @@ def parse(text: str, origin: str, *, line: int | None = 1) -> Node:
         tab = at < len(lines) and "\t" in lines[at][: len(lines[at]) - len(lines[at].lstrip())]
         if tab or "'\\t'" in (error.problem or ""):
             builder.refuse("a tab stands where YAML wants spaces", at, hint="indent with spaces")
-        builder.refuse(f"not valid YAML: {error.problem or error.context or 'unreadable'}", at)
+        hint = "look at quotes, brackets and indentation there and just above"
+        problem = error.problem or error.context or "unreadable"
+        builder.refuse(f"not valid YAML: {problem}", at, hint=hint)
     except yaml.YAMLError as error:
-        builder.refuse(f"not valid YAML: {' '.join(str(error).split())[:200]}", 0)
+        hint = "the smallest job is one line: run: echo hello"
+        builder.refuse(f"not valid YAML: {' '.join(str(error).split())[:200]}", 0, hint=hint)
     return builder.result()
 
 
@@ -277,7 +300,7 @@ class _Builder:
         elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
             self._check_tag(event.tag, line, container=True)
             if len(self.open) >= MAX_DEPTH:
-                self.refuse(f"more than {MAX_DEPTH} levels deep", line)
+                self.refuse(f"more than {MAX_DEPTH} levels deep", line, hint=_TOO_MUCH)
             mapping = isinstance(event, yaml.MappingStartEvent)
             if event.anchor:
                 self.pending.add(event.anchor)
@@ -290,9 +313,9 @@ class _Builder:
             self._add(node_, line)
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in self.pending:
-                self.refuse(f"*{event.anchor} refers to itself", line)
+                self.refuse(f"*{event.anchor} refers to itself", line, hint=_ALIAS)
             if event.anchor not in self.anchors:
-                self.refuse(f"*{event.anchor} refers to nothing above it", line)
+                self.refuse(f"*{event.anchor} refers to nothing above it", line, hint=_ALIAS)
             self._add(self.anchors[event.anchor], line)
 
     def _number(self, line: int) -> int | None:
@@ -330,9 +353,10 @@ class _Builder:
 
     def _check_size(self, depth: int, weight: int, line: int) -> None:
         if weight > MAX_VALUES:
-            self.refuse(f"more than {MAX_VALUES:,} values once its aliases are followed", line)
+            message = f"more than {MAX_VALUES:,} values once its aliases are followed"
+            self.refuse(message, line, hint=_TOO_MUCH)
         if depth > MAX_DEPTH:
-            self.refuse(f"more than {MAX_DEPTH} levels deep", line)
+            self.refuse(f"more than {MAX_DEPTH} levels deep", line, hint=_TOO_MUCH)
 
     def _merged(self, top: _Open) -> dict[str, Entry]:
         """The entries with `<<: *base` filled in: what stands in the mapping itself wins."""
@@ -343,7 +367,10 @@ class _Builder:
         own = {key: entry for key, entry in top.entries.items() if key != "<<"}
         for base in bases:
             if not isinstance(base, Object):
-                self.refuse(f"<< wants a mapping to merge, found {found(base)}", top.line)
+                hint = "write <<: *name, with &name at a mapping above"
+                self.refuse(
+                    f"<< wants a mapping to merge, found {found(base)}", top.line, hint=hint
+                )
             for key, entry in base.entries.items():
                 own.setdefault(key, entry)
         return own
@@ -358,11 +385,13 @@ class _Builder:
             return
         if top.key is None:
             if not isinstance(node, Scalar):
-                self.refuse(f"a key is text, found {found(node)}", line)
+                hint = "put text in front of the colon; braces and brackets in text want quotes"
+                self.refuse(f"a key is text, found {found(node)}", line, hint=hint)
             if node.text in top.entries:
                 first = top.entries[node.text].key.line
                 also = f" (first on line {first})" if first else ""
-                self.refuse(f"the key {quoted(node.text[:60])} stands twice{also}", line)
+                message = f"the key {quoted(node.text[:60])} stands twice{also}"
+                self.refuse(message, line, hint="take one of them out")
             top.key = node
             return
         top.entries[top.key.text] = Entry(key=top.key, value=node)

@@ -10,11 +10,13 @@ time at import, which every `submit` pays.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
+from freegpu.errors import JobSpecError
 from freegpu.jobs.document import Array, Node, Object, Scalar, fail, found, quoted
 
 __all__ = [
@@ -324,6 +326,13 @@ class Field:
     #: why a file that has it cannot run here
     refused: str = ""
 
+    @property
+    def shown(self) -> str:
+        """How it may be written, as a hint; "" where there is no example."""
+        if self.example is None:
+            return ""
+        return f"for example {self.name}: {json.dumps(self.example, ensure_ascii=False)}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -370,18 +379,22 @@ class Group:
             if isinstance(entry.value, Scalar) and entry.value.null:
                 continue
             if known.refused:
-                fail(entry.key, dotted, f"{dotted} is not possible here: {known.refused}")
+                message = f"{dotted} is not possible here: {known.refused}"
+                fail(entry.key, dotted, message, hint="take the field out")
             if known.ignored:
                 reading.notice(entry.key, f"{dotted} is ignored: {known.ignored}")
                 continue
-            values[key] = known.kind.read(entry.value, dotted, reading)
+            try:
+                values[key] = known.kind.read(entry.value, dotted, reading)
+            except JobSpecError as error:
+                error.hint = error.hint or known.shown
+                raise
         for key in self.required:
             if key not in values:
-                fail(node.get(key) or node, key, f"{key} is missing: {self._about(key)}")
+                one = next(one for one in self.fields if one.name == key)
+                message = f"{key} is missing: {one.about.rstrip('.')}"
+                fail(node.get(key) or node, key, message, hint=one.shown)
         return Section(node=node, values=values)
-
-    def _about(self, name: str) -> str:
-        return next(one.about for one in self.fields if one.name == name).rstrip(".")
 
     def unknown(self, node: Scalar, key: str, name: str) -> NoReturn:
         """Raise the error for a field that is not here, with the one that was probably meant."""
@@ -394,7 +407,8 @@ class Group:
             meant = f"; did you mean {there}?"
         else:
             meant = ""
-        hint = f"{name or 'a job spec'} takes {', '.join(self.usable)}"
+        useful = [one.name for one in self.fields if not one.refused and not one.ignored]
+        hint = f"{name or 'a job spec'} takes {', '.join(useful)}"
         fail(node, dotted, f"unknown field {quoted(key[:60])}{where}{meant}", hint=hint)
 
     def schema(self) -> dict[str, Any]:

@@ -123,7 +123,9 @@ class _Maker:
         for name in (base.name, *(cell.name for cell in cells)):
             if name in base.after:
                 at = self.extra.at("after")
-                fail(at, "freegpu.after", f"freegpu.after: {name} waits for itself")
+                message = f"freegpu.after: {name} waits for itself"
+                hint = "take it out of after; an earlier job of the same name is named by its id"
+                fail(at, "freegpu.after", message, hint=hint)
         specs = tuple(
             replace(base, name=cell.name, envs={**envs, **cell.values}, cell=cell.values)
             for cell in cells
@@ -202,7 +204,9 @@ class _Maker:
             what = "is not a folder" if os.path.exists(where) else "does not exist"
             near = os.path.isdir(text) and not os.path.isabs(text)
             hint = (
-                "it is looked for beside the YAML file, not where the command runs" if near else ""
+                "it is looked for beside the YAML file, not where the command runs"
+                if near
+                else "make the folder, or write `workdir: .` for the folder of the YAML file"
             )
             fail(self.root.at("workdir"), "workdir", f"workdir: {where} {what}", hint=hint)
         return where
@@ -213,7 +217,9 @@ class _Maker:
             where = mounts[target] = self._local(source, envs)
             if not os.path.exists(where):
                 dotted = f"file_mounts.{target}"
-                fail(self._at("file_mounts", target), dotted, f"{dotted}: {where} does not exist")
+                message = f"{dotted}: {where} does not exist"
+                hint = "it is looked for beside the YAML file; write target: source"
+                fail(self._at("file_mounts", target), dotted, message, hint=hint)
         return mounts
 
     # --- what a place must have ------------------------------------------------------------------------
@@ -225,7 +231,8 @@ class _Maker:
             message = (
                 f"freegpu.vram asks for a card with {vram:g} GB, resources.accelerators for a CPU"
             )
-            fail(self.extra.at("vram"), "freegpu.vram", message)
+            hint = "take one of the two out"
+            fail(self.extra.at("vram"), "freegpu.vram", message, hint=hint)
         cpus = self._floor("cpus")
         return Needs(
             accelerators=choice.accelerators,
@@ -246,7 +253,8 @@ class _Maker:
             return own
         if len(names) == 2:
             at = self.resources.at("ordered")
-            fail(at, "resources.ordered", "resources has any_of and ordered; choose one")
+            message = "resources has any_of and ordered; choose one"
+            fail(at, "resources.ordered", message, hint="ordered is any_of with a preference")
         dotted = f"resources.{names[0]}"
         cards: dict[Accelerator, None] = {}
         sizes = []
@@ -258,7 +266,8 @@ class _Maker:
             cards.update(dict.fromkeys(choice.accelerators))
         if any(sizes) and cards:
             at = self.resources.at(names[0])
-            fail(at, dotted, f"{dotted} mixes cards by name and by memory; name the cards")
+            message = f"{dotted} mixes cards by name and by memory; name the cards"
+            fail(at, dotted, message, hint="or say only freegpu.vram, for any card of that memory")
         # by memory alone: the smallest of the sizes will do
         return Choice(
             accelerators=tuple(cards),

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import freegpu
-from freegpu.errors import FreeGPUError
+from freegpu.errors import ConfigError
 
 __all__ = ["build"]
 
@@ -63,7 +63,7 @@ def build(target_dir: Path) -> tuple[Path, str]:
     """The archive in this folder and its SHA-256; built only if it is not there yet.
 
     The file is named by its sources' digest, so a newer freegpu never runs an older agent.
-    FreeGPUError: the sources are not readable, or the folder cannot be written.
+    ConfigError: the sources are not readable, or the folder cannot be written.
     """
     try:
         sources = _sources(Path(freegpu.__file__).parent)
@@ -74,7 +74,7 @@ def build(target_dir: Path) -> tuple[Path, str]:
         return path, hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         message = f"the agent's archive cannot be made in {target_dir}: {error.strerror or error}"
-        raise FreeGPUError(message, hint="check that the folder can be written") from error
+        raise ConfigError(message, hint="check that the folder can be written") from error
 
 
 def _sources(package: Path) -> dict[str, bytes]:

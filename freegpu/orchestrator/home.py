@@ -19,6 +19,8 @@ from pathlib import Path
 from freegpu.agent.wire import check_name
 from freegpu.errors import ConfigError
 
+_MEND = "mend the permissions of its folder, and move away what stands in its place"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
@@ -68,12 +70,17 @@ def home_key(home: Path) -> bytes:
 def save_secrets(home: Path, values: Mapping[str, str]) -> str:
     """Keep secret values for the attempts of one submission, outside ledger and store (mode 0600).
 
-    Returns the reference that goes into the job spec.
+    Returns the reference that goes into the job spec. ConfigError: they cannot be written.
     """
     folder = home / "secrets"
-    folder.mkdir(mode=0o700, exist_ok=True)
     ref = secrets.token_hex(8)
-    _publish(folder / f"{ref}.json", json.dumps(dict(values)).encode())
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _publish(folder / f"{ref}.json", json.dumps(dict(values)).encode())
+    except OSError as error:
+        raise ConfigError(
+            f"the secrets cannot be kept in {folder} ({error.strerror or error})", hint=_MEND
+        ) from error
     return ref
 
 
@@ -111,12 +118,7 @@ def orchestrator_lock(home: Path, *, command: str, since: str) -> Iterator[Holde
     only names the holder.
     """
     path = home / "orchestrator.lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be opened ({error.strerror})", hint="mend the permissions of the folder"
-        ) from error
+    descriptor = _open_lock(path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,12 +142,21 @@ def submission_lock(home: Path, *, alone: bool) -> Iterator[None]:
 
     A bundle lies in the store a moment before the ledger knows its job; gc must not look in between.
     """
-    descriptor = os.open(home / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = _open_lock(home / "submit.lock")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
     finally:
         os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be opened ({error.strerror or error})", hint=_MEND
+        ) from error
 
 
 def current_holder(home: Path) -> Holder | None:

@@ -330,7 +330,7 @@ class Workspace:
         for job in found:
             if job.state.final:
                 raise InvalidTransitionError(
-                    f"{job.name} ({job.id}) has {job.state} already; there is nothing to cancel",
+                    f"{job.name} ({job.id}) is over ({job.state}); there is nothing to cancel",
                     hint="`freegpu jobs` shows what is still open",
                 )
         at = utc(self.clock)

@@ -151,7 +151,8 @@ def sentence(ledger: Ledger, job: Job, chosen: str, now: datetime) -> str:
         if job.state is JobState.ACTIVE and attempts:
             last = attempts[-1]
             return f"{job.name} is {last.state} on {last.platform} {last.card}: {job.why}"
-        return f"{job.name} has {job.state}: {job.why}"
+        verb = "was" if job.state is JobState.CANCELLED else "has"
+        return f"{job.name} {verb} {job.state}" + (f": {job.why}" if job.why != job.state else "")
     blockers = waits_for(ledger, job)
     if blockers:
         return f"{job.name} waits for {', '.join(blockers)}"

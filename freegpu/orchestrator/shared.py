@@ -45,7 +45,9 @@ def open_shared(settings: Settings, ledger: Ledger, home_id: str) -> Store:
     except ForeignStore as error:
         raise ForeignStoreError(
             str(error),
-            hint=f"the store is set by {where}; choose another one, or use the home it belongs to",
+            hint="the ledger of this home was lost or replaced: restore it, or move the store away"
+            if where == "default"
+            else f"the store is set by {where}; choose another one, or use the home it belongs to",
         ) from error
     except (ObjectMissing, StoreGone) as error:
         if used_before:

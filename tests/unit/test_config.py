@@ -148,10 +148,10 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(
         ("silent_polls = 2.5", "1: silent_polls must be a whole number, found 2.5"),
         ("# a\nstore = 3", "2: store must be text, found 3"),
         ("store = ''", "1: store must be text, found ''"),
-        ("platforms = 3", "1: platforms must be tables like [platforms.kaggle], found 3"),
+        ("platforms = 3", "1: platforms must be tables, found 3"),
         (
             "[platforms]\nkaggle = 1",
-            "2: platforms.kaggle must be a table [platforms.kaggle], found 1",
+            "2: platforms.kaggle must be a table, found 1",
         ),
         ("[platforms.'My Lab']", "1: 'My Lab' cannot be a platform's name"),
         (

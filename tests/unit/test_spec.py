@@ -556,7 +556,7 @@ def test_a_yaml_bomb_costs_a_refusal_and_nothing_else(bomb: str) -> None:
 def test_files_that_cannot_be_a_spec_are_named(tmp_path: Path) -> None:
     """Missing, a folder, no UTF-8, too large; a byte order mark and Windows line ends are fine."""
     cases: list[tuple[Path, str]] = [
-        (tmp_path / "gone.yaml", "there is no file"),
+        (tmp_path / "gone.yaml", "there is no such file"),
         (tmp_path, "is a folder, not a job spec"),
         (tmp_path / "latin.yaml", "byte 0xe9 is not UTF-8"),
         (tmp_path / "wide.yaml", "is not UTF-8"),

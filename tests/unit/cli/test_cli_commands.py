@@ -97,7 +97,8 @@ def test_submit_wait_streams_the_output_and_exits_as_the_job_did(
     answer = shell("submit", "job.yaml", "--wait")
     assert answer.code == code
     assert answer.out.endswith("step 1\nstep 2 \udcff\ndone\n")
-    assert (f"error: mnist (k3x9f2) has {state}: exit code 3" in answer.err) == (code == 32)
+    verb = "was" if state == "cancelled" else "has"
+    assert (f"error: mnist (k3x9f2) {verb} {state}: exit code 3" in answer.err) == (code == 32)
     document = shell("submit", "job.yaml", "--wait", "--json").envelope
     assert document["exit_code"] == code
     assert document["data"]["jobs"][0]["state"] == state
