@@ -18,6 +18,7 @@ freegpu is imported. The callbacks import their framework when they are made.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -81,9 +82,12 @@ def exit_to_resume() -> NoReturn:
 
 
 def progress(step: float, total: Optional[float] = None, **values: Any) -> None:
-    """Tell how far the job is; at most once a second is enough. Values that JSON cannot hold become text."""
+    """Tell how far the job is; at most once a second is enough.
+
+    Arrays and tensors of one element count as their number, what is not finite as unknown, anything else as text.
+    """
     report = {"step": step, **({} if total is None else {"total": total}), **values}
-    line = json.dumps(report, default=_plain)
+    line = json.dumps({name: _plain(value) for name, value in report.items()})
     print(f"FREEGPU_PROGRESS {line}", flush=True)  # noqa: T201 - a line on stdout is the interface
 
 
@@ -117,7 +121,8 @@ def trainer_callback() -> Any:
             self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
         ) -> None:
             values = {k: v for k, v in (logs or {}).items() if k in ("loss", "eval_loss", "epoch")}
-            progress(state.global_step, state.max_steps, **values)
+            if state.is_world_process_zero:
+                progress(state.global_step, state.max_steps, **values)
 
     return FreegpuCallback()
 
@@ -134,12 +139,12 @@ def lightning_callback() -> Any:
 
     class FreegpuCallback(Callback):  # type: ignore[misc, unused-ignore]
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            _watch()
+            # Lightning has put its own there, which breaks off without saving
+            _listen()
 
         def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-            total = trainer.estimated_stepping_batches
-            if trainer.global_step % 50 == 0:
-                progress(trainer.global_step, total if total != float("inf") else None)
+            if trainer.is_global_zero and trainer.global_step % 50 == 0:
+                progress(trainer.global_step, trainer.estimated_stepping_batches)
             if stopping() and not trainer.should_stop:
                 save_atomically(checkpoint_dir() / "last.ckpt", trainer.save_checkpoint)
                 trainer.should_stop = True
@@ -148,9 +153,10 @@ def lightning_callback() -> Any:
 
 
 def keras_callback() -> Any:
-    """A Keras `Callback`: progress, and on SIGTERM stop; use `BackupAndRestore(checkpoint_dir())` beside it.
+    """A Keras `Callback`: progress, and on SIGTERM "resume me" after the batch.
 
-    After `model.fit(...)` call `exit_if_stopped()`.
+    What is resumed from is the last save of `BackupAndRestore(checkpoint_dir(), save_freq=...)`, which stands
+    before it in the list of callbacks.
     """
     from keras.callbacks import Callback
 
@@ -160,8 +166,11 @@ def keras_callback() -> Any:
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             progress(epoch + 1, self.params.get("epochs"), **(logs or {}))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if stopping():
-                self.model.stop_training = True
+                # `stop_training` would count as a normal end, and BackupAndRestore delete what it has saved
+                exit_to_resume()
 
     return FreegpuCallback()
 
@@ -173,12 +182,17 @@ def exit_if_stopped() -> None:
 
 
 def _watch() -> None:
+    """Listen for SIGTERM, unless we do already."""
+    if not _watching:
+        _listen()
+
+
+def _listen() -> None:
     """Listen for SIGTERM; works only in the main thread, as signals do."""
     global _watching  # one process has one SIGTERM
-    if _watching or threading.current_thread() is not threading.main_thread():
-        return
-    _watching = True
-    signal.signal(signal.SIGTERM, lambda number, frame: _stop.set())
+    if threading.current_thread() is threading.main_thread():
+        _watching = True
+        signal.signal(signal.SIGTERM, lambda number, frame: _stop.set())
 
 
 def _folder(variable: str, default: str) -> Path:
@@ -194,9 +208,19 @@ def _complete(path: Path) -> bool:
         if (path / "checkpoint-is-incomplete.txt").exists():
             return False
         return not path.name.startswith("checkpoint-") or (path / "trainer_state.json").is_file()
-    return path.stat().st_size > 0
+    # a link that leads nowhere is none either
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _plain(value: Any) -> Any:
-    item = getattr(value, "item", None)
-    return item() if callable(item) else str(value)
+    """What freegpu understands of a value: numbers, text, yes and no, nothing."""
+    if not isinstance(value, (bool, int, float, str)) and hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (TypeError, ValueError, RuntimeError):  # of more than one element
+            return str(value)[:200]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)[:200]
