@@ -119,14 +119,14 @@ def _home(environ: Mapping[str, str], given: Path | None) -> tuple[Path, str]:
         return given.absolute(), "argument"
     named = environ.get("FREEGPU_HOME", "")
     if named:
-        return _absolute(named, Path.cwd(), "FREEGPU_HOME"), "FREEGPU_HOME"
+        return _absolute(named, None, "FREEGPU_HOME"), "FREEGPU_HOME"
     import platformdirs
 
     return Path(platformdirs.user_data_dir("freegpu", appauthor=False)), "default"
 
 
-def _absolute(text: str, base: Path, name: str) -> Path:
-    """The path as an absolute one without `..`; symbolic links stay as they are."""
+def _absolute(text: str, base: Path | None, name: str) -> Path:
+    """The path as an absolute one without `..`, seen from `base` or from here; symbolic links stay as they are."""
     if "\0" in text:
         raise ConfigError(f"{name} holds a NUL character", hint="write it without one")
     try:
@@ -136,14 +136,24 @@ def _absolute(text: str, base: Path, name: str) -> Path:
             f"{name} is {text!r}, but whose home folder that is cannot be told",
             hint="write the folder out in full",
         ) from error
-    return Path(os.path.normpath(base / path))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{name} is {text!r}, which is not UTF-8 text", hint="choose a folder with another name"
+        ) from error
+    # only a relative path asks where we are: that folder may be gone
+    if not path.is_absolute():
+        path = (Path.cwd() if base is None else base) / path
+    return Path(os.path.normpath(path))
 
 
 def _location(name: str, default: str, file: _File, environ: Mapping[str, str]) -> tuple[str, str]:
     """A store or ledger: relative paths of the file are relative to it, those of the environment to here."""
     variable = f"FREEGPU_{name.upper()}"
+    base: Path | None = None
     if environ.get(variable):
-        text, base, source = environ[variable], Path.cwd(), variable
+        text, source = environ[variable], variable
     elif name in file.data:
         text, base, source = file.text((name,)), file.path.parent, file.where((name,))
     else:

@@ -9,6 +9,11 @@ def main() -> None:
     """The entry point of the command `freegpu`."""
     import sys
 
+    if sys.getfilesystemencoding() != "utf-8":
+        # job specs, names and paths are UTF-8 whatever the locale says: begin again in Python's UTF-8 mode
+        import os
+
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
     try:
         from freegpu.cli.app import run
 

@@ -105,6 +105,9 @@ def _explain(call: Call, error: Exception, *, debug: bool) -> int:
     if isinstance(error, StoreError):
         translated = SharedStoreError(str(error), hint="run `freegpu doctor`")
         return call.fail(failure(translated), translated.exit_code)
+    if isinstance(error, FileNotFoundError) and _homeless():
+        message = "the folder you are in has been deleted"
+        return call.fail(Failure(code="os", message=message, hint="cd to another one"), INTERNAL)
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""
         hint = "" if debug else "run again with --debug to see where it happened"
@@ -114,6 +117,14 @@ def _explain(call: Call, error: Exception, *, debug: bool) -> int:
     message = f"internal error: {type(error).__name__}{': ' if words else ''}{words}"
     hint = "" if debug else "this is a bug in freegpu; run again with --debug to see where"
     return call.fail(Failure(code="internal", message=message, hint=hint), INTERNAL)
+
+
+def _homeless() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _usage(error: click.ClickException) -> Failure:

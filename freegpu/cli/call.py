@@ -144,7 +144,10 @@ class Call:
         """Say why the command failed; returns its exit code."""
         self.exit_code = exit_code
         if self.json:
-            self.out.document(envelope(self.command, exit_code=exit_code, errors=[failure]))
+            try:
+                self.out.document(envelope(self.command, exit_code=exit_code, errors=[failure]))
+            except OSError:
+                self.out.error(failure.message, failure.hint)
         else:
             self.out.error(failure.message, failure.hint)
         return exit_code

@@ -47,6 +47,9 @@ def _reader() -> Iterator[None]:
         yield
     except BrokenPipeError as error:
         raise ReaderGone from error
+    except OSError as error:
+        error.filename = error.filename or "standard output"
+        raise
 
 
 class Output:

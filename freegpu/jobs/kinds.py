@@ -37,6 +37,7 @@ __all__ = [
     "nearest",
 ]
 
+_NO_TEXT = "only text can be kept here; put other bytes into a file of the working folder"
 #: the largest text that one environment variable may hold on Linux, less its name
 MAX_VALUE_BYTES = 100_000
 
@@ -101,11 +102,12 @@ def text_of(node: Node, name: str, *, what: str = "text") -> str:
 def check_storable(node: Scalar, name: str) -> None:
     """Text that no environment, file name or database takes is refused here, not three hours later."""
     if "\0" in node.text:
-        fail(node, name, f"{name} holds a NUL character")
+        fail(node, name, f"{name} holds a NUL character", hint=_NO_TEXT)
     try:
         node.text.encode()
     except UnicodeEncodeError:
-        fail(node, name, f"{name} holds half a surrogate pair, which is no character")
+        message = f"{name} holds half a surrogate pair or a byte that is not UTF-8: no character"
+        fail(node, name, message, hint=_NO_TEXT)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

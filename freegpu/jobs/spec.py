@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from freegpu.errors import JobSpecError
 from freegpu.jobs import document, matrix
 from freegpu.jobs import overrides as changes
 from freegpu.jobs.accelerators import Choice
@@ -193,7 +194,15 @@ class _Maker:
         home = self.environ.get("HOME")
         if home and (text == "~" or text.startswith("~/")):
             text = home + text[1:]
-        return os.path.abspath(os.path.join(self.path.parent, os.path.expanduser(text)))
+        where = os.path.abspath(os.path.join(self.path.parent, os.path.expanduser(text)))
+        try:
+            where.encode()
+        except UnicodeEncodeError:
+            message = f"the name of the folder {where} is not UTF-8 text"
+            raise JobSpecError(
+                document.one_line(message), hint="rename it", path=document.one_line(str(self.path))
+            ) from None
+        return where
 
     def _workdir(self, envs: Mapping[str, str]) -> str:
         text = self.root.get("workdir")

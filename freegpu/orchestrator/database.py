@@ -171,6 +171,11 @@ def named(error: BaseException, target: Target) -> FreeGPUError:
     original = getattr(error, "orig", None) or error
     if isinstance(original, FreeGPUError):
         return original
+    if isinstance(original, UnicodeError):
+        return LedgerError(
+            f"the ledger {target.shown} holds text only: {original}",
+            hint="take out what is not UTF-8 text",
+        )
     if isinstance(original, sqlite3.Error):
         return _named_sqlite(original, target)
     return _named_postgres(original, target)

@@ -136,6 +136,8 @@ class Reader:
         JobNotFoundError: there is none, or there are several (they are listed).
         """
         wanted = text.strip()
+        if not _storable(wanted):
+            raise self._unknown(wanted)
         ids = self._fetch(
             "SELECT id, name, state FROM jobs WHERE id = ? OR substr(id, 1, ?) = ? OR name = ?"
             " ORDER BY seq DESC",
@@ -362,3 +364,12 @@ def _any_of(values: list[str]) -> tuple[str, list[Any]]:
 
 def _limit(limit: int | None) -> str:
     return "" if limit is None else f" LIMIT {max(0, int(limit))}"
+
+
+def _storable(text: str) -> bool:
+    """Whether a database can hold it: a byte of the command line that is not UTF-8 is in no name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
