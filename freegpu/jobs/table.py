@@ -185,7 +185,7 @@ CHECKPOINT = Group(
             name="every",
             kind=_duration(1, 7 * _DAY, "from 1s to 7d"),
             about="How often freegpu looks for a new checkpoint and carries it to the store.",
-            default="chosen from the cost of a save and the risk of a loss",
+            default="10m",
             example="10m",
         ),
         Field(
@@ -205,7 +205,7 @@ CHECKPOINT = Group(
         Field(
             name="window",
             kind=Integer(low=0, high=1000),
-            about="Pause the job after this many unconfirmed checkpoints: a hard bound on lost work.",
+            about="Pause the job while more than this many checkpoints are unconfirmed: a hard bound on lost work.",
             default="never pause",
             example=3,
         ),
