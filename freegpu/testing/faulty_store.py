@@ -57,10 +57,11 @@ class Faults:
     duplicated: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Write:
     """A write on its way: data, or None for a deletion."""
 
+    writer: FaultyStore
     due: float
     key: str
     data: bytes | None
@@ -76,6 +77,14 @@ class _Sea:
         self.away_until = float("-inf")
         self.previous: dict[str, bytes] = {}
         self.injected: Counter[str] = Counter()
+        self.outgoing: list[_Write] = []
+
+    def deliver(self, now: float) -> None:
+        """What is due arrives, whoever wrote it and whether or not its writer still runs."""
+        for write in sorted((w for w in self.outgoing if w.due <= now), key=lambda w: w.due):
+            self.apply(write)
+            self.outgoing.remove(write)
+            write.writer.arrived(write, self.outgoing)
 
     def apply(self, write: _Write) -> None:
         if write.data is None:
@@ -106,7 +115,6 @@ class FaultyStore:
         self.faults = faults
         self._rng = rng
         self._sea = _sea or _Sea(inner, clock)
-        self._outgoing: list[_Write] = []
         #: what this party believes because it wrote it
         self._own: dict[str, bytes | None] = {}
 
@@ -126,15 +134,21 @@ class FaultyStore:
             self._sea.away_until = self._sea.clock.monotonic() + seconds
 
     def settle(self) -> None:
-        """Everything this party wrote arrives now, but for what was lost."""
+        """Everything that anybody wrote arrives now, but for what was lost."""
         with self._sea.lock:
-            self._deliver(float("inf"))
+            self._sea.deliver(float("inf"))
 
     def crash(self) -> None:
         """This party's machine dies: what had not arrived never does, and its cache is gone."""
         with self._sea.lock:
-            self._outgoing.clear()
+            self._sea.outgoing = [w for w in self._sea.outgoing if w.writer is not self]
             self._own.clear()
+
+    def arrived(self, write: _Write, outgoing: list[_Write]) -> None:
+        """This party's cache lets go of what others can see now, unless it has written the key again."""
+        newer = any(w.writer is self and w.key == write.key for w in outgoing)
+        if not newer and self._own.get(write.key) is write.data:
+            self._own.pop(write.key, None)
 
     # --- the store's protocol ---------------------------------------------------------------------------
 
@@ -208,7 +222,7 @@ class FaultyStore:
                 sea.away_until = now + self.faults.outage_s
             if now < sea.away_until:
                 raise StoreGone("the store is away")
-            self._deliver(now)
+            sea.deliver(now)
             if self._strikes("error"):
                 raise StoreError("the store failed")
             yield
@@ -219,16 +233,6 @@ class FaultyStore:
         self._sea.injected[fault] += struck
         return struck
 
-    def _deliver(self, now: float) -> None:
-        due = sorted((w for w in self._outgoing if w.due <= now), key=lambda write: write.due)
-        for write in due:
-            self._sea.apply(write)
-            self._outgoing.remove(write)
-            if self._own.get(write.key) is write.data and not any(
-                later.key == write.key for later in self._outgoing
-            ):
-                self._own.pop(write.key, None)
-
     def _write(self, key: str, data: bytes | None) -> None:
         lost = self._strikes("lost")
         if lost:
@@ -237,11 +241,14 @@ class FaultyStore:
             low, high = self.faults.delay_s
             delay = self._rng.uniform(low, high) if high > 0 else 0.0
             # of one file, even a sync client uploads the versions in their order
-            due = max((w.due for w in self._outgoing if w.key == key), default=float("-inf"))
-            write = _Write(max(due, self._sea.clock.monotonic() + delay), key, data)
+            due = self._sea.clock.monotonic() + delay
+            for earlier in self._sea.outgoing:
+                if earlier.writer is self and earlier.key == key:
+                    due = max(due, earlier.due)
+            write = _Write(self, due, key, data)
             if delay > 0:
                 self._sea.injected["delay_s"] += 1
-                self._outgoing.append(write)
+                self._sea.outgoing.append(write)
                 self._own[key] = data
             else:
                 self._own.pop(key, None)

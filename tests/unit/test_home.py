@@ -24,7 +24,6 @@ from freegpu.orchestrator.home import (
     orchestrator_lock,
     save_secrets,
     secret_refs,
-    submission_lock,
 )
 
 HOLD = """
@@ -257,6 +256,7 @@ def test_many_submit_at_once_and_a_collection_waits_for_them(tmp_path: Path) -> 
             assert (line(submission), line(submission)) == ("trying", "in")
         with process(SUBMIT, tmp_path, "alone") as gc:
             assert line(gc) == "trying"
+            assert gc.stdout is not None
             for submission in (other, another):
                 assert select.select([gc.stdout], [], [], 0.2)[0] == []
                 assert submission.stdin is not None
