@@ -56,6 +56,9 @@ def up(call: Call) -> Result:
     broken: list[Exception] = []
 
     def on_tick(ticked: Ticked) -> None:
+        if not done["ticks"]:
+            # only now it is sure that nobody else is the orchestrator
+            call.out.note(f"moving jobs on every {call.settings.tick_s:g} s; Ctrl-C stops it")
         done["ticks"] += 1
         done["actions"] += len(ticked.actions)
         done["errors"] += len(ticked.errors)
@@ -70,7 +73,6 @@ def up(call: Call) -> Result:
     with _stopped_by_signals(stop), call.workspace() as workspace:
         from freegpu.orchestrator import daemon
 
-        call.out.note(f"moving jobs on every {call.settings.tick_s:g} s; Ctrl-C stops it")
         daemon.run(workspace, stop=stop, on_tick=on_tick)
     if broken:
         raise broken[0]

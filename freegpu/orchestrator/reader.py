@@ -339,9 +339,9 @@ class Reader:
 
     def _unknown(self, text: str) -> JobNotFoundError:
         known = self._fetch("SELECT id, name FROM jobs ORDER BY seq DESC LIMIT 500")
-        near = difflib.get_close_matches(
-            text, sorted({each for row in known for each in row}), n=1, cutoff=0.6
-        )
+        # ids are letters by chance: one must be very near to be what was meant
+        near = difflib.get_close_matches(text, sorted({row[1] for row in known}), 1, 0.6)
+        near = near or difflib.get_close_matches(text, sorted({row[0] for row in known}), 1, 0.8)
         hint = f"did you mean {near[0]!r}?" if near else "`freegpu jobs` lists them"
         return JobNotFoundError(f"no job has the id or name {text!r}", hint=hint)
 

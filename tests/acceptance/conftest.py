@@ -273,3 +273,9 @@ def user(tmp_path: Path) -> Iterator[User]:
 @pytest.fixture
 def expected() -> Callable[[int], dict[str, int]]:
     return counter_result
+
+
+@pytest.fixture(scope="session")
+def make_user() -> type[User]:
+    """For tests that share a user, because making one takes seconds. They call `leave` themselves."""
+    return User
