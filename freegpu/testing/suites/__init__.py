@@ -8,9 +8,10 @@ from __future__ import annotations
 import pytest
 
 # before the suites are imported, so that a failing assert shows its values
-pytest.register_assert_rewrite("freegpu.testing.suites.adapter", "freegpu.testing.suites.store")
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("adapter", "stage", "store")))
 
-from freegpu.testing.suites.adapter import AdapterSuite, PaperSuite, Stage  # noqa: E402
+from freegpu.testing.suites.adapter import AdapterSuite, PaperSuite  # noqa: E402
+from freegpu.testing.suites.stage import Stage  # noqa: E402
 from freegpu.testing.suites.store import StoreSuite  # noqa: E402
 
 __all__ = ["AdapterSuite", "PaperSuite", "Stage", "StoreSuite"]

@@ -1,9 +1,5 @@
 # ruff: noqa: S101 - a suite is made of asserts
-"""What every adapter must do, as tests; see AdapterSuite and PaperSuite.
-
-Sessions are really started. Most tests put a *stand-in* in the agent's place, a few lines that note their start
-and wait, so that starts can be counted and processes killed; one test runs the real agent until its hello.
-"""
+"""What every adapter must do, as tests; see AdapterSuite and PaperSuite."""
 
 from __future__ import annotations
 
@@ -14,10 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,24 +20,12 @@ import pytest
 
 from freegpu import cards
 from freegpu.adapters import registry
-from freegpu.adapters.base import (
-    Adapter,
-    Launch,
-    Offer,
-    PlatformState,
-    Request,
-    SessionRef,
-    WindowKind,
-)
+from freegpu.adapters.base import Adapter, PlatformState, SessionRef, WindowKind
 from freegpu.agent import wire
-from freegpu.agent.stores.base import ObjectMissing
-from freegpu.agent.stores.folder import FolderStore
 from freegpu.clock import SystemClock
 from freegpu.errors import ConfigError
 from freegpu.orchestrator import agent_archive
-
-HOME_ID = "h-suite"
-HOME_KEY = bytes(range(100, 132))
+from freegpu.testing.suites.stage import HOME_KEY, OVER, Stage, until
 
 #: names of folders that people really have, and that some shell or file format would stumble over
 ODD_NAMES = (
@@ -54,20 +37,6 @@ ODD_NAMES = (
     "-rf",
     "Übungen 家 🎲",
 )
-_OVER = (PlatformState.ENDED, PlatformState.GONE)
-
-_STAND_IN = """
-import json, os, signal, sys, time
-with open(sys.argv[1]) as file:
-    work = json.load(file)["work"]
-os.makedirs(work, exist_ok=True)
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-with open(os.path.join(work, "pids"), "ab", 0) as file:
-    file.write(b"%d\\n" % os.getpid())
-print("the stand-in is up", flush=True)
-time.sleep(120)
-"""
-
 _STARTER = """
 import json, sys
 given = json.load(sys.stdin)
@@ -87,108 +56,6 @@ adapter.close()
 """
 
 
-class Stage:
-    """One home, one store beside it and the adapter under test; ends what it started."""
-
-    def __init__(self, folder: Path, make: Callable[[Path], Adapter]) -> None:
-        self.folder = folder
-        self.home = folder / "home"
-        self.home.mkdir(parents=True)
-        (self.home / "key").write_bytes(HOME_KEY)
-        (folder / "store").mkdir()
-        self.store = FolderStore(folder / "store", sync=False)
-        self.store.put("freegpu.json", wire.canonical({"format": 1, "home": HOME_ID}))
-        self.make = make
-        self.adapter = make(self.home)
-        self._started: list[SessionRef] = []
-        self.stand_in = folder / "stand-in.py"
-        self.stand_in.write_text(_STAND_IN)
-
-    def launch(self, key: str, *, agent: Path | None = None) -> Launch:
-        """A launch of the first offer, as the orchestrator would make it; `agent` defaults to the stand-in."""
-        offer = self.adapter.offers()[0]
-        agent = agent or self.stand_in
-        profile = wire.Profile(
-            session=key,
-            home=HOME_ID,
-            platform=offer.platform,
-            key=wire.session_key(HOME_KEY, key).hex(),
-            store=f"folder:{self.folder / 'store'}",
-            work=str(self.work(key)),
-            slots=_slots(offer),
-            limit_s=offer.session_limit_s,
-            poll_s=0.1,
-            beat_s=0.2,
-            margin_s=1.0,
-        )
-        digest = wire.sha256(agent.read_bytes())
-        return Launch(
-            key=key,
-            offer=offer,
-            profile=profile,
-            agent_path=str(agent),
-            agent_sha256=digest,
-            agent_key=wire.agent_key(digest),
-        )
-
-    def start(self, key: str, *, agent: Path | None = None) -> SessionRef:
-        """Start a session and remember to end it."""
-        return self.start_request(self.adapter.render(self.launch(key, agent=agent)))
-
-    def start_request(self, request: Request) -> SessionRef:
-        """The same for a request that was rendered before."""
-        ref = self.adapter.start(request)
-        self.remember(ref)
-        return ref
-
-    def remember(self, ref: SessionRef) -> None:
-        """End this session when the test is over."""
-        self._started.append(ref)
-
-    def state(self, ref: SessionRef, adapter: Adapter | None = None) -> PlatformState:
-        """What the platform says about this session now."""
-        return (adapter or self.adapter).observe([ref])[ref].state
-
-    def work(self, key: str) -> Path:
-        """The working folder of a session's agent."""
-        return self.home / "sessions" / key / "work"
-
-    def pids(self, key: str) -> list[int]:
-        """The stand-ins that were ever started for this key."""
-        try:
-            return [int(pid) for pid in (self.work(key) / "pids").read_text().split()]
-        except FileNotFoundError:
-            return []
-
-    def hello(self, key: str) -> dict[str, Any] | None:
-        """The real agent's first word; None: not yet."""
-        try:
-            data = self.store.get(wire.hello_key(key))
-            return wire.unpack(data, wire.session_key(HOME_KEY, key))
-        except (ObjectMissing, wire.Unreadable):
-            return None
-
-    def close(self) -> None:
-        """End every session and wait until it is over."""
-        for ref in self._started:
-            self.adapter.stop(ref)
-        for ref in self._started:
-            until(partial(self._over, ref), why=f"{ref} does not end")
-        self.adapter.close()
-
-    def _over(self, ref: SessionRef) -> bool:
-        return self.state(ref) in _OVER
-
-
-def until(what: Callable[[], Any], *, seconds: float = 15.0, why: str = "") -> Any:
-    """The first truthy answer; AssertionError if there is none in time."""
-    end = time.monotonic() + seconds
-    while not (answer := what()):
-        assert time.monotonic() < end, why or f"it did not happen within {seconds:g} s"
-        time.sleep(0.02)
-    return answer
-
-
 class PaperSuite:
     """What can be told without a session; the whole suite for platforms where a person must click first."""
 
@@ -196,6 +63,8 @@ class PaperSuite:
     name: ClassVar[str]
     #: an entry point or "module:Class"
     adapter: ClassVar[str]
+    #: within how many seconds a session is up, and one that was stopped or killed is seen as over
+    patience_s: ClassVar[float] = 15.0
     #: credentials that the options contain, and that may be in no request
     credentials: ClassVar[Sequence[str]] = ()
 
@@ -208,7 +77,11 @@ class PaperSuite:
     @pytest.fixture
     def stage(self, tmp_path: Path) -> Iterator[Stage]:
         with_options = dict(self.options(tmp_path))
-        stage = Stage(tmp_path / "stage", lambda home: self._make(with_options, home))
+        stage = Stage(
+            tmp_path / "stage",
+            lambda home: self._make(with_options, home),
+            patience_s=self.patience_s,
+        )
         yield stage
         stage.close()
 
@@ -324,9 +197,6 @@ class AdapterSuite(PaperSuite):
             adapter = "shed:ShedAdapter"
     """
 
-    #: within how many seconds a session is up, and one that was stopped or killed is seen as over
-    patience_s: ClassVar[float] = 15.0
-
     def test_starting_twice_with_one_key_gives_one_session(self, stage: Stage) -> None:
         """The same handle, one process; also for another process that repeats the request."""
         request = stage.adapter.render(stage.launch("s-twice"))
@@ -411,7 +281,9 @@ class AdapterSuite(PaperSuite):
         self._is_up(stage, "s-orphan", ref)
         stage.adapter.close()
         stage.adapter = stage.make(stage.home)
-        assert stage.state(ref) is PlatformState.RUNNING
+        for _ in range(10):
+            assert stage.state(ref) is PlatformState.RUNNING
+            time.sleep(0.05)
 
     def test_a_stopped_session_ends_and_stopping_it_again_is_silent(self, stage: Stage) -> None:
         """stop() does not wait; the end is seen soon after."""
@@ -422,7 +294,7 @@ class AdapterSuite(PaperSuite):
         stage.adapter.stop(ref)
         self._is_over(stage, ref)
         stage.adapter.stop(ref)
-        assert stage.state(ref) in _OVER
+        assert stage.state(ref) in OVER
         assert stage.adapter.find("s-stop") == ref
 
     def test_a_killed_session_is_seen_as_ended(self, stage: Stage) -> None:
@@ -455,7 +327,9 @@ class AdapterSuite(PaperSuite):
     def test_a_home_of_any_name_works(self, tmp_path: Path, odd: str) -> None:
         """Spaces, quotes, line breaks, shell text, Unicode: a path is data and never a command."""
         options = dict(self.options(tmp_path))
-        stage = Stage(tmp_path / odd, lambda home: self._make(options, home))
+        stage = Stage(
+            tmp_path / odd, lambda home: self._make(options, home), patience_s=self.patience_s
+        )
         try:
             self._real_session(stage, "s-odd")
         finally:
@@ -465,7 +339,7 @@ class AdapterSuite(PaperSuite):
         archive, _ = agent_archive.build(stage.home / "agent")
         ref = stage.start(key, agent=archive)
         seen = until(
-            lambda: stage.hello(key) or stage.state(ref) in _OVER,
+            lambda: stage.hello(key) or stage.state(ref) in OVER,
             seconds=self.patience_s,
             why="no hello",
         )
@@ -478,7 +352,7 @@ class AdapterSuite(PaperSuite):
     def _is_up(self, stage: Stage, key: str, ref: SessionRef) -> None:
         def up() -> bool:
             state = stage.state(ref)
-            assert state not in _OVER, f"it ended: {stage.adapter.logs(ref).text}"
+            assert state not in OVER, f"it ended: {stage.adapter.logs(ref).text}"
             return state is PlatformState.RUNNING and bool(stage.pids(key))
 
         until(up, seconds=self.patience_s, why="the session does not come up")
@@ -489,17 +363,3 @@ class AdapterSuite(PaperSuite):
             seconds=self.patience_s,
             why="the session is not seen as ended",
         )
-
-
-def _slots(offer: Offer) -> tuple[wire.Slot, ...]:
-    devices = offer.devices or tuple(str(index) for index in range(offer.count))
-    return tuple(
-        wire.Slot(
-            index=index,
-            card=offer.card,
-            gpus=(devices[index],) if offer.vram_gb else (),
-            vram_gb=offer.vram_gb,
-            precision=cards.precision(offer.card),
-        )
-        for index in range(offer.count)
-    )
