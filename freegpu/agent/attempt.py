@@ -342,14 +342,17 @@ class Attempt:
         if not home:  # an upload hangs; what it had not finished stays in the work folder
             self.cargo.trouble = self.cargo.missing("the session's time was up")
         verdict = self._verdict or Verdict(COMMAND_FAILED, None, None)
-        detail = self._detail
+        reason, detail = verdict.reason, self._detail
+        if reason == COMPLETED and self.cargo.results_missing:
+            # a result that nobody can have is none: the job goes on from its newest checkpoint
+            reason = SESSION_EXPIRED if now >= by else COMMAND_FAILED
         if self.cargo.trouble:
             detail = f"{detail}\n{self.cargo.trouble}".strip()
         self._post(
             wire.ENDED,
             {
                 **self._names(),
-                "reason": verdict.reason,
+                "reason": reason,
                 "exit_code": verdict.exit_code,
                 "signal": verdict.signal,
                 "detail": detail[:2500],
@@ -359,7 +362,7 @@ class Attempt:
                 "log_segments": self.logs.segments,
             },
         )
-        self._over(verdict.reason)
+        self._over(reason)
         return 0.0
 
     def _over(self, outcome: str) -> None:

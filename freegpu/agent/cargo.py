@@ -106,6 +106,11 @@ class Cargo:
         """How long the last checkpoint took to upload."""
         return self._keeper.upload_seconds if self._keeper else 0.0
 
+    @property
+    def results_missing(self) -> bool:
+        """What the command left as its result is wanted, and not all of it is in the store."""
+        return self._save and not self._collected
+
     def watch(self) -> None:
         """The command runs: look for checkpoints from now on."""
         self._watching = True

@@ -8,6 +8,7 @@ One that leaves the working folder names nothing.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -21,6 +22,8 @@ from freegpu.agent.snapshot import Item
 from freegpu.agent.stores.base import Store
 from freegpu.agent.transfer import Known, upload
 
+#: a link that leads nowhere or in a circle, or a file that is gone since it was listed
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -145,5 +148,6 @@ def _walk(
                 for name in os.listdir(real):
                     below = f"{path}/{name}" if path else name
                     pending.append((below, os.path.join(real, name), above | {real}))
-        except FileNotFoundError:
-            continue  # a broken link, or gone since it was listed
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise

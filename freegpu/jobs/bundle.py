@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ALWAYS_OUT", "DEFAULT_LIMIT", "Bundle", "Entry", "Plan", "Skipped", "plan", "write"]
 
 #: bytes before compression
-DEFAULT_LIMIT = 1 << 30
+DEFAULT_LIMIT = 10**9
 #: never packed, in whatever folder they lie
 ALWAYS_OUT = frozenset({".git", "__pycache__", ".venv", ".ipynb_checkpoints"})
 IGNORE_FILES = (".gitignore", ".freegpuignore")
@@ -112,7 +112,10 @@ def plan(
     if os.fspath(workdir):
         root = os.path.realpath(workdir)
         if not os.path.isdir(root):
-            raise WorkdirError(f"the working folder {shown(os.fspath(workdir))} does not exist")
+            raise WorkdirError(
+                f"the working folder {shown(os.fspath(workdir))} does not exist",
+                hint="make it, or correct `workdir`",
+            )
         packing.walk(root, "", ignores=IGNORE_FILES)
     for target, source in sorted((file_mounts or {}).items()):
         packing.mount(target, os.path.realpath(source))
@@ -169,7 +172,7 @@ class _Packing:
             entry = self.entries.pop(name)
             if entry.kind != "folder":
                 message = f"file_mounts: {shown(name)} is a {entry.kind} and a folder at once"
-                raise WorkdirError(message)
+                raise WorkdirError(message, hint="give the mount another target")
         return tuple(sorted(self.entries.values(), key=lambda entry: os.fsencode(entry.name)))
 
     def walk(self, root: str, prefix: str, *, ignores: tuple[str, ...]) -> None:
@@ -279,7 +282,9 @@ def _with_rules(
         except OSError as error:
             raise _unreadable(path, error) from error
         except ValueError as error:
-            raise WorkdirError(f"{shown(path)} holds a pattern that is none: {error}") from error
+            raise WorkdirError(
+                f"{shown(path)} holds a pattern that is none: {error}", hint="take it out"
+            ) from error
     return rules
 
 
@@ -336,7 +341,10 @@ def write(plan: Plan, target: Path) -> Bundle:
             os.fsync(file.fileno())
         hidden.replace(target)
     except OSError as error:
-        raise WorkdirError(f"the archive {target} cannot be written: {error.strerror}") from error
+        raise WorkdirError(
+            f"the archive {target} cannot be written: {error.strerror or error}",
+            hint="free some space there, or choose another FREEGPU_HOME",
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             hidden.unlink()

@@ -101,12 +101,12 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(size: int) -> str:
-    """Bytes for people: `512 B`, `1.5 kB`, `10.0 GB` (powers of 1024)."""
-    if size < 1024:
+    """Bytes for people: `512 B`, `1.5 kB`, `10.0 GB` (powers of 1000, as the settings count)."""
+    if size < 1000:
         return f"{size} B"
     amount = float(size)
     for unit in ("kB", "MB", "GB"):
-        amount /= 1024
+        amount /= 1000
         if amount < 999.5:
             return f"{amount:.1f} {unit}"
-    return f"{amount / 1024:.1f} TB"
+    return f"{amount / 1000:.1f} TB"

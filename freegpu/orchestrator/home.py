@@ -126,8 +126,9 @@ def orchestrator_lock(home: Path, *, command: str, since: str) -> Iterator[Holde
             yield _read_holder(path)
             return
         text = json.dumps({"pid": os.getpid(), "command": command, "since": since}).encode()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
+        with contextlib.suppress(OSError):  # the disk may be full: the lock is held all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text, 0)
         try:
             yield None
         finally:

@@ -418,3 +418,38 @@ def test_an_attempt_ready_to_start_on_a_full_disk_is_refused_not_failed(
     bench.pass_time(5)
     assert "disk" in bench.events("refused")[0]["detail"]
     assert bench.events("ended") == []
+
+
+def test_a_result_that_cannot_be_brought_home_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 0 with outputs that cannot be read, or with no time left to bring them, is not `completed`."""
+    bench = Bench(tmp_path)
+    command = bench.run()
+    Path(command.env["FREEGPU_OUTPUT_DIR"], "model").write_bytes(b"weights")
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("freegpu.agent.cargo.collect_outputs", unreadable)
+    command.code = 0
+    bench.pass_time(5)
+    assert (bench.ended["reason"], bench.ended["exit_code"]) == ("command_failed", 0)
+    assert "the outputs did not reach the store" in bench.ended["detail"]
+    assert Path(command.env["FREEGPU_OUTPUT_DIR"], "model").exists()
+
+
+def test_a_result_that_comes_too_late_lets_the_job_go_on_elsewhere(tmp_path: Path) -> None:
+    """The session's end is nobody's failure."""
+    bench = Bench(tmp_path, limit_s=200.0, margin_s=20.0)
+    command = bench.run()
+    Path(command.env["FREEGPU_OUTPUT_DIR"], "model").write_bytes(b"weights")
+    bench.pass_time(100)
+    bench.store.away = True
+    command.code = 0
+    bench.pass_time(110)
+    bench.store.away = False
+    bench.agent.close()
+    bench.pass_time(30)
+    assert bench.ended["reason"] == "session_expired"
+    assert "the outputs" in bench.ended["detail"]

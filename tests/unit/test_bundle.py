@@ -192,7 +192,7 @@ def test_a_folder_of_10_gb_is_refused_at_once_with_the_five_largest(work: Path) 
     """Only looked at, never read; the sentence names total, limit, five files and .freegpuignore."""
     for at in range(1, 8):
         with (work / f"f{at}.bin").open("wb") as file:
-            file.truncate(at * (10 << 30) // 28)
+            file.truncate(at * 10**10 // 28)
     start = time.perf_counter()
     with pytest.raises(WorkdirError) as caught:
         bundle.plan(work)

@@ -79,8 +79,8 @@ def test_moments_are_utc_and_need_a_zone() -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 kB"), (10 << 30, "10.0 GB"), (3 << 40, "3.0 TB")],
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (10**10, "10.0 GB"), (3 * 10**12, "3.0 TB")],
 )
 def test_bytes_for_people(size: int, text: str) -> None:
-    """Powers of 1024, one digit."""
+    """Powers of 1000, one digit."""
     assert units.size_text(size) == text
