@@ -107,10 +107,10 @@ class Call:
         """Tick if that is needed. Trouble is a note: looking must work when a platform does not."""
         try:
             ticked = workspace.tick_if_needed()
-        except FreeGPUError as error:
+        except (FreeGPUError, OSError) as error:
             # a ledger that cannot even be read is the command's failure: it is told once, not here too
             workspace.jobs(limit=1)
-            self.out.warn(f"could not move jobs on: {error}", error.hint)
+            self.out.warn(f"could not move jobs on: {error}", getattr(error, "hint", ""))
         else:
             self.tell(ticked)
 

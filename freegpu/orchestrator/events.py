@@ -117,14 +117,20 @@ class EventDesk:
         return self.now() - since > timedelta(seconds=HOLD_S)
 
     def _notice(self, session: Session, event: Mapping[str, Any]) -> None:
-        self.ledger.record(
-            f"agent_{event.get('code', 'notice')}",
-            str(event.get("detail", "")),
-            session=session.id,
-            attempt=str(event.get("attempt", "")),
-            job=str(event.get("job", "")),
-            platform=session.platform,
-        )
+        """Kept with the attempt that it names; else with all that run there: `show JOB` must tell it."""
+        about = [(str(event.get("attempt", "")), str(event.get("job", "")))]
+        if not about[0][1]:
+            running = self.ledger.attempts(session=session.id, open_only=True)
+            about = [(attempt.id, attempt.job) for attempt in running] or about
+        for attempt, job in about:
+            self.ledger.record(
+                f"agent_{event.get('code', 'notice')}",
+                str(event.get("detail", "")),
+                session=session.id,
+                attempt=attempt,
+                job=job,
+                platform=session.platform,
+            )
 
     def _checkpoint(self, session: Session, attempt: Attempt, event: Mapping[str, Any]) -> bool:
         """Confirm it, if every blob is there. True: nothing is left to do about it."""

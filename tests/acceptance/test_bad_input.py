@@ -6,13 +6,16 @@ unchanged. Most commands run in this process, which is quicker; some of each kin
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from freegpu.orchestrator.home import current_holder, orchestrator_lock
 from tests.acceptance.typed import CODES, inside, refused, rows, told
 
 pytestmark = pytest.mark.slow
@@ -287,6 +290,22 @@ def test_pull_overwrites_what_differs_only_by_force(desk: Any) -> None:
     assert sorted(path.name for path in into.iterdir()) == ["b.txt"]
     assert inside(desk, ["pull", "out", "pulled", "--force"])[0] == 0
     assert (into / "b.txt").read_text() == "2\n"
+
+
+def test_up_waits_for_a_command_in_the_middle_of_its_tick(desk: Any) -> None:
+    """Only another daemon sends it away: a command lets go in a moment."""
+    with orchestrator_lock(desk.home, command="freegpu tick", since="now") as holder:
+        assert holder is None
+        daemon = desk.starts("up")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(1.5)
+        assert daemon.poll() is None
+    try:
+        desk.until(lambda: "freegpu up" in str(current_holder(desk.home)), 20)
+    finally:
+        daemon.terminate()
+        daemon.communicate(timeout=20)
+    assert daemon.returncode == 0
 
 
 def test_gc_stands_back_while_an_orchestrator_is_at_work(desk: Any) -> None:

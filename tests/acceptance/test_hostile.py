@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -185,3 +186,55 @@ def test_a_hundred_megabytes_of_output_arrive_whole_and_hold_nobody_up(pit: Any)
     assert out.wait() == 0
     wanted = hashlib.sha256(f"{LINE}\n".encode() * FLOOD + b"end of the flood\n")
     assert (size, digest.digest()) == (100 * FLOOD + 17, wanted.digest())
+
+
+@pytest.fixture
+def crowded(user: Any) -> Iterator[Any]:
+    """A user whose sessions work on a disk of 200 MB of their own."""
+    user.settings()
+    disk = user.home / "sessions"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    yield user
+    user.leave()
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_and_does_not_harm_the_job(crowded: Any) -> None:
+    """The agent gives up a reserve, so that the job's output still has room; the event is in `show`."""
+    user = crowded
+    user.job_file(
+        f"""
+        name: talker
+        run: |
+          set -e
+          i=0
+          while ! [ -e {user.gate} ]; do i=$((i + 1)); echo line $i; sleep 0.05; done
+          echo $i > $FREEGPU_OUTPUT_DIR/lines
+        """
+    )
+    user.ok("submit", "job.yaml")
+    user.until(lambda: "line 3\n" in inside(user, ["logs", "talker"])[1], 30)
+    fill = user.home / "sessions" / "somebody-elses"
+    with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)) == 1 << 16:
+            pass
+    told = user.until(
+        lambda: [
+            line for line in inside(user, ["show", "talker"])[1].splitlines() if "disk full" in line
+        ],
+        30,
+    )
+    assert "are left on the session's disk" in told[0]
+    said = inside(user, ["logs", "talker"])[1].count("\n")
+    user.until(lambda: inside(user, ["logs", "talker"])[1].count("\n") > said + 10, 30)
+    fill.unlink()
+    user.go()
+    (attempt,) = over(user, "talker", "succeeded")["attempts"]
+    assert attempt["reason"] == "completed"
+    lines = inside(user, ["logs", "talker"])[1].splitlines()
+    assert lines == [f"line {n}" for n in range(1, len(lines) + 1)]
+    assert inside(user, ["pull", "talker", "talked"])[0] == 0
+    assert (user.desk / "talked" / "lines").read_text() == f"{len(lines)}\n"
