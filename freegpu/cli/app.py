@@ -82,7 +82,14 @@ def _invoke(call: Call, options: list[str], *, debug: bool) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return call.fail(Failure(code="interrupted", message="interrupted"), INTERRUPTED)
+        return call.fail(
+            Failure(
+                code="interrupted",
+                message="interrupted",
+                hint="what was submitted stays in the queue; `freegpu jobs` lists it",
+            ),
+            INTERRUPTED,
+        )
     except Exception as error:
         return _explain(call, error, debug=debug)
     return call.exit_code

@@ -19,7 +19,7 @@ SHOWN = 40
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @click.option(
     "--keep-days",
-    type=click.FloatRange(min=0.0),
+    type=click.FloatRange(min=0.0, max=36500.0),
     default=KEEP_DAYS,
     show_default=True,
     metavar="N",

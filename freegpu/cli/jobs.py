@@ -30,7 +30,7 @@ DEFAULT_LIMIT = 50
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=10_000_000),
     default=DEFAULT_LIMIT,
     show_default=True,
     metavar="N",

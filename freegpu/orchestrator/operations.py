@@ -351,6 +351,11 @@ class Workspace:
     def interrupt(self, job: str) -> JobView:
         """Rehearse a preemption: the running attempt is asked to save and stop, and the job goes on elsewhere."""
         found = self.ledger.resolve(job)
+        if found.state.final:
+            raise InvalidTransitionError(
+                f"{found.name} ({found.id}) is over ({found.state}); there is nothing to interrupt",
+                hint="`freegpu jobs` shows what is still open",
+            )
         open_attempts = self.ledger.attempts(job=found.id, open_only=True)
         if found.state is not JobState.ACTIVE or not open_attempts:
             raise NotReadyError(

@@ -14,7 +14,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerError
+from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerCorruptError, LedgerError
 from freegpu.jobs.lifecycle import AttemptState, JobState, SessionState
 from freegpu.orchestrator import migrations, rows
 from freegpu.orchestrator.database import (
@@ -90,11 +90,19 @@ class Reader:
                 raise named(error, self._target) from error
 
     def damage(self) -> list[str]:
-        """What the database itself finds wrong with its file; empty: nothing. Reads all of it."""
-        if not self._target.is_sqlite:
-            return []
-        lines = [row[0] for row in self._fetch("PRAGMA quick_check(10)")]
-        return [] if lines == ["ok"] else lines
+        """What is wrong with the file or with rows of jobs; empty: nothing. Reads all of it."""
+        lines: list[str] = []
+        if self._target.is_sqlite:
+            lines += [row[0] for row in self._fetch("PRAGMA quick_check(10)")]
+        found = [] if lines == ["ok"] else lines
+        if found:
+            return found  # its rows cannot be read at all, or mean nothing
+        for row in self._dicts(_JOBS + " ORDER BY seq"):
+            try:
+                rows.job(row)
+            except LedgerCorruptError as error:
+                found.append(error.message)
+        return found
 
     def meta(self, key: str) -> str | None:
         """A fact about this ledger; None: not set."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from freegpu.adapters.base import Offer
+from freegpu.errors import LedgerCorruptError
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState, SessionState
 from freegpu.jobs.model import Accelerator, Estimate, JobSpec, Needs
 from freegpu.orchestrator.model import (
@@ -146,7 +147,20 @@ def checkpoint(row: Row) -> Checkpoint:
 
 
 def job(row: Row) -> Job:
-    """A row of jobs, joined with its current checkpoint as `c_...` (all None: it has none)."""
+    """A row of jobs, joined with its current checkpoint as `c_...` (all None: it has none).
+
+    LedgerCorruptError names the job whose row makes no sense: somebody edited the file, or a disk did.
+    """
+    try:
+        return _job(row)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LedgerCorruptError(
+            f"the ledger's row of job {row['id']} ({row['name']}) is damaged: {error}",
+            hint="restore state.db from a backup; `freegpu doctor` lists every damaged row",
+        ) from error
+
+
+def _job(row: Row) -> Job:
     current = None
     if row["c_key"] is not None:
         current = checkpoint({name: row["c_" + name] for name in CHECKPOINT_COLUMNS})
