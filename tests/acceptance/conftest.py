@@ -71,7 +71,7 @@ while state["step"] < total:
 print("finished", flush=True)
 """
 
-SETTINGS = "poll_s = 0.2\nbeat_s = 0.4\nidle_s = 3\nmargin_s = 1\ntick_s = 0.3\n"
+SETTINGS = "poll_s = 0.2\nbeat_s = 0.4\nidle_s = 15\nmargin_s = 1\ntick_s = 0.3\n"
 
 
 def counter_result(total: int) -> dict[str, int]:

@@ -47,11 +47,13 @@ def test_an_interrupted_job_resumes_from_its_checkpoint_and_ends_like_an_undistu
     user.go()
     user.until_job("count", "succeeded")
     detail = user.job("count")
-    assert [a["reason"] for a in detail["attempts"]] == ["preempted", "completed"]
+    # an agent may go for want of work in the very moment in which it is given some: that attempt never begins
+    began = [a for a in detail["attempts"] if a["started_at"]]
+    assert [a["reason"] for a in began] == ["preempted", "completed"]
     log = user.ok("logs", "count").out
     begins = [line for line in log.splitlines() if line.startswith("begin")]
     assert len(begins) == 2
-    assert "resume=1 attempt=2" in begins[1]
+    assert f"resume=1 attempt={began[1]['number']}" in begins[1]
     assert int(begins[1].split()[2]) > 0
     user.ok("pull", "count", "home")
     assert json.loads((user.desk / "home" / "result.json").read_text()) == expected(20)
