@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from freegpu.agent import wire
-from freegpu.agent.stores.base import ObjectMissing, Store, StoreError
+from freegpu.agent.stores.base import ObjectMissing, Store
 from freegpu.agent.wire import Manifest, Unreadable
 
 
@@ -88,12 +88,3 @@ def missing_blob(store: Store, manifest: Manifest) -> str | None:
         if found is None or found.size != part.size or found.sha256 != part.sha256:
             return part.key
     return None
-
-
-def store_answers(store: Store) -> bool:
-    """Whether the store can be read at all now."""
-    try:
-        store.get("freegpu.json")
-    except StoreError:
-        return False
-    return True

@@ -55,7 +55,6 @@ from freegpu.orchestrator.views import (
     JobDetail,
     JobView,
     LogChunk,
-    PlatformView,
     Pulled,
     Status,
     Submitted,
@@ -391,11 +390,6 @@ class Workspace:
 
     def _places(self, problems: list[str]) -> list[Place]:
         return self.reconciler.places(self.ledger.sessions(open_only=True), problems)
-
-    def platforms(self) -> tuple[PlatformView, ...]:
-        """The quota view alone."""
-        problems: list[str] = []
-        return reports.platform_views(self._places(problems), self.adapters, problems)
 
     def jobs(
         self, states: Collection[JobState] | None = None, limit: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -221,10 +221,3 @@ class Check:
     ok: bool | None
     detail: str
     hint: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Waited:
-    """How the jobs that were waited for ended."""
-
-    jobs: tuple[JobView, ...] = field(default_factory=tuple)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -386,9 +385,4 @@ def _sha(path: Path) -> str:
     return sha256(path.read_bytes())
 
 
-def clean(folder: Path) -> None:
-    """Remove a demo's folder."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-__all__ = ["DemoResult", "Frame", "Moment", "clean", "run"]
+__all__ = ["DemoResult", "Frame", "Moment", "run"]
