@@ -86,7 +86,7 @@ def test_a_job_goes_through_every_command(home: Path, tmp_path: Path) -> None:
     assert (tmp_path / "results" / "answer.txt").read_text() == "42\n"
     freegpu(home, "cancel", job, code=30)
     freegpu(home, "retry", job, code=30)
-    freegpu(home, "interrupt", job, code=33)
+    freegpu(home, "interrupt", job, code=30)
     freegpu(home, "show", "nope", code=23)
     freegpu(home, "gc", "--dry-run")
     assert answer(home, "doctor")["settings"]["idle_s"]["value"] == 3
