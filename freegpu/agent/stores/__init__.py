@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
-from freegpu.agent.stores.base import ForeignStore, Store, StoreError
+from freegpu.agent.stores.base import Access, ForeignStore, Store, StoreError
 
-__all__ = ["FORMAT", "Store", "StoreError", "check_home", "open_store"]
+__all__ = ["FORMAT", "Access", "Store", "StoreError", "check_home", "open_store"]
 
 #: the version of the store's layout; see docs/protocol.md
 FORMAT = 1
@@ -17,8 +17,11 @@ FORMAT = 1
 _BACKENDS = {"folder": ("freegpu.agent.stores.folder", "FolderStore")}
 
 
-def open_store(url: str, **options: Any) -> Store:
-    """The store behind `folder:/path` (a bare path is a folder too). ValueError: unknown scheme."""
+def open_store(url: str, access: Optional[Access] = None) -> Store:
+    """The store behind `folder:/path` (a bare path is a folder too).
+
+    Asks no server anything yet. ValueError: unknown scheme, or a URL that cannot be meant.
+    """
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in _BACKENDS:
         if colon and "/" not in scheme and len(scheme) > 1:
@@ -26,7 +29,7 @@ def open_store(url: str, **options: Any) -> Store:
             raise ValueError(message)
         scheme, rest = "folder", url
     module, name = _BACKENDS[scheme]
-    store: Store = getattr(importlib.import_module(module), name)(rest, **options)
+    store: Store = getattr(importlib.import_module(module), name)(rest, access)
     return store
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
-from typing import List, Optional, Protocol, Tuple, Union
+from dataclasses import dataclass, field
+from typing import Callable, List, Mapping, Optional, Protocol, Tuple, Union
 
 Source = Union[bytes, "os.PathLike[str]"]
 
@@ -65,6 +65,22 @@ class Stat:
 
     size: int
     sha256: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Access:
+    """What opening a store may need besides its URL. It never lies in the store, in a log or in a URL."""
+
+    #: by the names that the store's own tools use: AWS_ACCESS_KEY_ID, FREEGPU_DRIVE, ...
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: a fresh access token and the seconds that it is good for, where somebody else hands them out
+    token: Optional[Callable[[], Tuple[str, float]]] = field(default=None, repr=False)
+    #: bytes a second for uploads; None: no limit
+    bandwidth: Optional[float] = None
+    #: what a probe found when the store was connected; None: be as careful as nobody knows
+    known: Optional[Properties] = None
+    #: told (key, bytes done, bytes in all) while a large object is on its way
+    progress: Optional[Callable[[str, int, int], None]] = None
 
 
 class Store(Protocol):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
 
 from freegpu.agent.stores.base import (
+    Access,
     ObjectMissing,
     Properties,
     Source,
@@ -36,7 +37,10 @@ _HIDDEN = ".freegpu-"
 class FolderStore:
     """See the module. `root` must exist and hold the store's marker once the store was made."""
 
-    def __init__(self, root: "os.PathLike[str]", *, sync: bool = True) -> None:
+    def __init__(
+        self, root: "os.PathLike[str]", access: Optional[Access] = None, *, sync: bool = True
+    ) -> None:
+        # whoever may read the folder may use it: a folder needs nothing of `access`
         self.root = Path(root)
         self.sync = sync
         self._made = set()  # type: set[Path]

@@ -1,0 +1,1 @@
+"""Stores that only the orchestrator reaches: their agents see the same tree another way."""
