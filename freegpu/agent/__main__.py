@@ -1,4 +1,8 @@
-"""`python3 freegpu-agent.pyz PROFILE.json`: the agent as a program.
+"""`python3 freegpu-agent.pyz PROFILE.json [--access]`: the agent as a program.
+
+With `--access` a JSON object on stdin says how the store is opened: `secrets` by name, and `token_file`, where
+whoever started the agent keeps a fresh access token. Neither is in the profile, in an argument or in the
+environment, so no job sees them.
 
 Exit codes: 0 the session ended in an orderly way (exit.json says how), 2 the profile is not usable,
 3 an agent of this session is or was at work already, 4 the store belongs to somebody else,
@@ -10,8 +14,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 #: wait this long for the store at the start: a mount may come up after us
 _STORE_PATIENCE_S = 120.0
@@ -22,8 +27,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
     from freegpu.agent.lanes import say
 
     arguments = sys.argv[1:] if arguments is None else arguments
-    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
-        say("usage: python3 freegpu-agent.pyz PROFILE.json")
+    if (
+        len(arguments) not in (1, 2)
+        or arguments[0] in ("-h", "--help")
+        or arguments[1:] not in ([], ["--access"])
+    ):
+        say("usage: python3 freegpu-agent.pyz PROFILE.json [--access]")
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     if sys.version_info < (3, 9):
         say(f"needs Python 3.9 or newer, this is {sys.version.split()[0]}")
@@ -36,6 +45,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         profile = wire.Profile.from_json(data if isinstance(data, dict) else {})
         work = Path(profile.work)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        given = json.loads(sys.stdin.read()) if len(arguments) == 2 else {}
     except (OSError, ValueError) as error:
         say(f"the profile {arguments[0]} is not usable: {error}")
         return 2
@@ -43,12 +53,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if lock is None:
         say(f"another agent is at work in {work}")
         return 3
-    code = _session(profile, work)
+    code = _session(profile, work, given)
     os.close(lock)
     return code
 
 
-def _session(profile: Any, work: Path) -> int:
+def _session(profile: Any, work: Path, given: Dict[str, Any]) -> int:
     from freegpu.agent import loop
     from freegpu.agent.clock import BootClock
     from freegpu.agent.lanes import say
@@ -57,9 +67,10 @@ def _session(profile: Any, work: Path) -> int:
 
     clock = BootClock()
     started = clock.monotonic()
+    access = _access(given, profile.bandwidth)
     while True:
         try:
-            store = open_store(profile.store)
+            store = open_store(profile.store, access)
             check_home(store, profile.home)
             if not _was_here(store, profile):
                 break
@@ -77,8 +88,22 @@ def _session(profile: Any, work: Path) -> int:
         else:
             say("this session has had its agent; start a new session")
             return 3
-    loop.write_exit(work, loop.run(profile, store, clock, started))
+    loop.write_json(work / loop.EXIT, loop.run(profile, store, clock, started))
     return 0
+
+
+def _access(given: Dict[str, Any], bandwidth: Optional[float]) -> Any:
+    """How to open the store; a token file is read anew each time that a token is wanted."""
+    from freegpu.agent.stores import Access
+
+    path = given.get("token_file")
+
+    def token() -> Tuple[str, float]:
+        told = json.loads(Path(str(path)).read_text(encoding="utf-8"))
+        return str(told["token"]), max(0.0, float(told["expires_at"]) - time.time())
+
+    secrets = {str(name): str(value) for name, value in (given.get("secrets") or {}).items()}
+    return Access(secrets=secrets, token=token if path else None, bandwidth=bandwidth)
 
 
 def _was_here(store: Any, profile: Any) -> bool:

@@ -152,6 +152,16 @@ class Attempt:
             "progress": self.logs.progress,
         }
 
+    def view(self) -> Dict[str, Any]:
+        """For a person who looks at the notebook: the heartbeat's words, and those that nobody else needs."""
+        return {
+            **self.status(),
+            "name": self.ticket.name,
+            "number": self.ticket.number,
+            "card": self.slot.card,
+            "checkpoint": self.cargo.checkpoint,
+        }
+
     def stop(self, wish: str, upload_by: Optional[float] = None) -> None:
         """Let it save and end; `wish` is the end reason, `upload_by` when uploads must be over."""
         self._wish = stronger(self._wish, wish)

@@ -102,6 +102,17 @@ class Cargo:
         return self._keeper.unconfirmed if self._keeper else 0
 
     @property
+    def checkpoint(self) -> Dict[str, Any]:
+        """For people: the newest generation in the store, how old its content is, and which one is confirmed."""
+        keeper = self._keeper
+        age = keeper.last_committed_age if keeper else None
+        return {
+            "generation": keeper.last_generation if keeper else 0,
+            "age_s": None if age is None else round(age, 1),
+            "confirmed": self._confirmed,
+        }
+
+    @property
     def upload_seconds(self) -> float:
         """How long the last checkpoint took to upload."""
         return self._keeper.upload_seconds if self._keeper else 0.0

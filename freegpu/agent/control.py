@@ -116,6 +116,18 @@ class Control:
             "left_s": None if left is None else round(left, 1),
         }
 
+    def view(self) -> Dict[str, Any]:
+        """For a person who looks at the notebook."""
+        attempts = [berth.attempt for berth in self._berths.values()]
+        return {
+            **self.status(),
+            "slots": [attempt.view() for attempt in attempts if attempt],
+            "cards": [berth.slot.card for berth in self._berths.values()],
+            "queued": sum(len(berth.queue) for berth in self._berths.values()),
+            "history": [list(entry) for entry in self.history[-20:]],
+            "end": self.end,
+        }
+
     def _state(self) -> str:
         if self.end:
             return ENDED

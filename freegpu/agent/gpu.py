@@ -52,6 +52,19 @@ def detect(run: Runner = run) -> List[Card]:
     return parse(run((*_CARDS, _FORMAT)))
 
 
+def capabilities(run: Runner = run) -> Dict[int, float]:
+    """Compute capability by index, e.g. 7.5; empty where the driver is too old to tell."""
+    found = {}
+    for fields in _rows(run(("nvidia-smi", "--query-gpu=index,compute_cap", _FORMAT)), 2):
+        index = _whole(fields[0])
+        try:
+            if index is not None:
+                found[index] = float(fields[1])
+        except ValueError:
+            continue
+    return found
+
+
 def parse(text: str) -> List[Card]:
     """The cards in nvidia-smi's answer; lines that make no sense are left out."""
     cards = []

@@ -32,6 +32,9 @@ Spawn = Callable[[str, Step], Callable[[], None]]
 #: seconds for the last events and the last heartbeat when the session has no known end
 _FAREWELL_S = 30.0
 _DISK_EVERY_S = 5.0
+_VIEW_EVERY_S = 1.0
+#: what a person sees in the notebook, and how the session ended; in the work folder
+VIEW, EXIT = "view.json", "exit.json"
 
 
 class Agent:
@@ -98,6 +101,22 @@ class Agent:
         self._spawn("disk", watch_disk)
         if sample_gpu:
             self._spawn("gpu", self._sampler.step)
+        if self._profile.view:
+            self._spawn("view", self._show)
+
+    def _show(self) -> float:
+        write_json(self._work / VIEW, self.view())
+        return _VIEW_EVERY_S
+
+    def view(self) -> Dict[str, Any]:
+        """What a person wants to know who looks at the notebook now."""
+        return {
+            **self.control.view(),
+            "session": self._profile.session,
+            "uptime_s": round(self._clock.monotonic() - self.limits.start, 1),
+            "waiting": self.mailbox.waiting,
+            "away_s": self.mailbox.away_s,
+        }
 
     def close(self) -> None:
         """Ask for the last heartbeat; the mailbox is done when `mailbox.done` says so."""
@@ -222,6 +241,8 @@ def run(profile: wire.Profile, store: Store, clock: Clock, started: float) -> Di
             wait = control.step()
     finally:
         agent.close()
+        if profile.view:
+            write_json(Path(profile.work) / VIEW, agent.view())
         end = control.deadline
         left = _FAREWELL_S if end is None else min(_FAREWELL_S, end - clock.monotonic())
         lanes[0].join(max(1.0, left))
@@ -235,13 +256,13 @@ def run(profile: wire.Profile, store: Store, clock: Clock, started: float) -> Di
     }
 
 
-def write_exit(work: Path, body: Mapping[str, Any]) -> None:
-    """`exit.json` in the work folder: how it ended, for whoever started the agent."""
-    hidden = work / ".exit.json"
+def write_json(path: Path, body: Mapping[str, Any]) -> None:
+    """For whoever started the agent: readers see the old file or the new one."""
+    hidden = path.with_name(f".{path.name}")
     try:
         hidden.write_text(json.dumps(body, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(hidden, work / "exit.json")
+        os.replace(hidden, path)
     except OSError as error:
-        say(f"exit.json could not be written: {error}")
+        say(f"{path.name} could not be written: {error}")
         with contextlib.suppress(OSError):
             hidden.unlink()

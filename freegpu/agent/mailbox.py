@@ -63,6 +63,8 @@ class Mailbox:
         self._backoff = 0.0
         self._retry_at = float("-inf")
         self._finishing = False
+        #: jobs that wait at the orchestrator, by its last word; None: it has not said
+        self.waiting: Optional[int] = None
         #: everything that was to be written at the end has been written
         self.done = False
 
@@ -95,6 +97,11 @@ class Mailbox:
             self.done = True
             return None
         return max(0.02, min(self._polled_at + self._poll(now), self._beat_at + self._beat()) - now)
+
+    @property
+    def away_s(self) -> Optional[float]:
+        """For how many seconds the store has not answered; None: it does."""
+        return None if self._away_since is None else self._clock.monotonic() - self._away_since
 
     # --- out ---------------------------------------------------------------------------------------
 
@@ -182,6 +189,7 @@ class Mailbox:
             beat = wire.unpack(data, self._key)
             counter, ack = int(beat["counter"]), int(beat["outbox_ack"])
             confirmed = {str(name): int(number) for name, number in beat["confirmed"].items()}
+            waiting = beat.get("waiting")
         except (ObjectMissing, wire.Unreadable):
             return  # torn, or nobody has written one yet: the next look will tell
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -190,6 +198,7 @@ class Mailbox:
         # counts as a sign of life, because an orchestrator that lost its ledger begins again at 1.
         if counter != self._orchestrator:
             self._orchestrator = counter
+            self.waiting = waiting if isinstance(waiting, int) else None
             self._outbox.acknowledged(ack)
             self._confirmed(confirmed)
 

@@ -21,6 +21,8 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 FORMAT = 1
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+#: begins the id of a session that a person started with a cell; planned ones begin with "s-"
+_GUEST = "n-"
 
 
 class Unreadable(Exception):  # noqa: N818 - torn, stale or forged: the reader tries again, so no "error"
@@ -49,6 +51,25 @@ def input_key(sha256: str) -> str:
 
 def hello_key(session: str) -> str:
     return f"sessions/{check_name(session)}/hello.json"
+
+
+def cell_prefix(cell: str) -> str:
+    """Where the sessions that a person started with an agent cell announce themselves."""
+    return f"cells/{check_name(cell)}"
+
+
+def announcement_key(cell: str, session: str) -> str:
+    return f"{cell_prefix(cell)}/{check_name(session)}.json"
+
+
+def guest_session(cell: str, nonce: str) -> str:
+    """The id of a session that begins in a notebook: nobody else can have given it one."""
+    return check_name(f"{_GUEST}{check_name(cell)}-{nonce}")
+
+
+def cell_of(session: str) -> str:
+    """The cell that a session began with; "" for one that the orchestrator planned."""
+    return session.split("-")[1] if session.startswith(_GUEST) else ""
 
 
 def agent_beat_key(session: str) -> str:
@@ -114,8 +135,21 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def cell_key(home_key: bytes, cell: str) -> bytes:
+    """The key that an agent cell carries: good for the sessions that begin with it, and for no others."""
+    return hmac.new(home_key, b"freegpu cell " + cell.encode(), hashlib.sha256).digest()
+
+
+def guest_key(cell_key: bytes, session: str) -> bytes:
+    """The key of a session that began with this cell's key."""
+    return hmac.new(cell_key, b"freegpu guest " + session.encode(), hashlib.sha256).digest()
+
+
 def session_key(home_key: bytes, session: str) -> bytes:
     """The key of one session, derived, so that the ledger need not hold it."""
+    cell = cell_of(session)
+    if cell:
+        return guest_key(cell_key(home_key, cell), session)
     return hmac.new(home_key, b"freegpu session " + session.encode(), hashlib.sha256).digest()
 
 
@@ -244,6 +278,8 @@ class Profile:
     margin_s: float = 20.0
     #: bytes a second for uploads; None: no limit
     bandwidth: Optional[float] = None
+    #: keep view.json in the work folder, for a person who looks at the notebook
+    view: bool = False
 
     def to_json(self) -> Dict[str, Any]:
         """As plain JSON: what a platform hands on to the agent, and what --dry-run shows."""
