@@ -40,6 +40,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = MappingProxyType(
             "logs": ("logs", "logs", "Print a job's output, over all its attempts."),
         },
         "Running": {
+            "cell": ("cell", "cell", "Make the agent cell for a notebook."),
             "up": ("up", "up", "Move jobs on until stopped."),
             "tick": ("up", "tick", "Move jobs on once."),
             "gc": ("gc", "gc", "Delete what nothing refers to any more."),

@@ -44,6 +44,7 @@ from freegpu.orchestrator.home import load_secrets
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import Action, Assign, Attempt, Session, StartSession
+from freegpu.orchestrator.pace import pace
 
 log = logging.getLogger(__name__)
 
@@ -300,9 +301,12 @@ class Actor:
 
     def answer(self) -> None:
         """Our heartbeat to every session that listens, with what we have handled and confirmed."""
+        waiting: int | None = None
         for session in self.ledger.sessions(open_only=True):
             if session.state not in (SessionState.LIVE, SessionState.ENDING):
                 continue
+            if waiting is None:
+                waiting = self.ledger.job_counts().get(JobState.PENDING, 0)
             confirmed = {}
             for attempt in self.ledger.attempts(session=session.id, open_only=True):
                 checkpoint = self.ledger.job(attempt.job).checkpoint
@@ -310,7 +314,7 @@ class Actor:
                     confirmed[attempt.id] = checkpoint.generation
             counter = session.our_counter + 1
             self.ledger.note_session(session.id, our_counter=counter)
-            self.mailbox(session.id).answer(counter, session.outbox_seen, confirmed)
+            self.mailbox(session.id).answer(counter, session.outbox_seen, confirmed, waiting)
 
     def session_key(self, session: str) -> bytes:
         """The key that signs this session's messages."""
@@ -335,6 +339,7 @@ class Actor:
             for index in range(offer.count)
         )
         work = self.identity.home / "sessions" / session / "work"
+        rhythm = pace(self.settings, self.store.properties)
         profile = wire.Profile(
             session=session,
             home=self.identity.home_id,
@@ -344,9 +349,9 @@ class Actor:
             work=str(work),
             slots=slots,
             limit_s=offer.session_limit_s,
-            idle_s=self.settings.idle_s,
-            poll_s=self.settings.poll_s,
-            beat_s=self.settings.beat_s,
+            idle_s=rhythm.idle_s,
+            poll_s=rhythm.poll_s,
+            beat_s=rhythm.beat_s,
             margin_s=self.settings.margin_s,
         )
         return Launch(

@@ -205,8 +205,11 @@ class Ledger(Reader):
         reserve_s: float,
         jobs: Sequence[tuple[str, int]],
         why: str,
+        id: str | None = None,
     ) -> tuple[Session, list[Attempt]]:
         """A PLANNED session with its reserve, and an attempt with a new epoch for each (job, slot).
+
+        `id`: of a session that has named itself; otherwise it gets a new one.
 
         StaleEpochError: one of the jobs is not pending any more; then nothing is planned. LedgerError: the
         platform is in use with another account.
@@ -223,6 +226,7 @@ class Ledger(Reader):
                 reserve_s=reserve_s,
                 jobs=jobs,
                 why=why,
+                id=id,
             )
         return self.session(session_id), [self.attempt(attempt) for attempt in attempts]
 

@@ -52,6 +52,7 @@ def plan(
     reserve_s: float,
     jobs: Sequence[tuple[str, int]],
     why: str,
+    id: str | None = None,
 ) -> tuple[str, list[str]]:
     """A PLANNED session with its reserve and ALLOCATED attempts; their ids.
 
@@ -59,7 +60,7 @@ def plan(
     """
     if offer.pool:
         _one_account(w, platform, account)
-    session_id = w.new_id("s-", 8, SessionRow)
+    session_id = w.new_id("s-", 8, SessionRow) if id is None else id
     reserved = max(0.0, reserve_s) if offer.pool else 0.0
     w.session.add(
         SessionRow(

@@ -49,9 +49,16 @@ class Mailbox:
             yield event
             seq += 1
 
-    def answer(self, counter: int, outbox_ack: int, confirmed: Mapping[str, int]) -> None:
-        """Our own heartbeat, with what we have handled and which generations are confirmed."""
-        message = {"counter": counter, "outbox_ack": outbox_ack, "confirmed": dict(confirmed)}
+    def answer(
+        self, counter: int, outbox_ack: int, confirmed: Mapping[str, int], waiting: int
+    ) -> None:
+        """Our own heartbeat: what we have handled, which generations are confirmed, how many jobs wait."""
+        message = {
+            "counter": counter,
+            "outbox_ack": outbox_ack,
+            "confirmed": dict(confirmed),
+            "waiting": waiting,
+        }
         self.store.put(
             wire.orchestrator_beat_key(self.session),
             wire.pack({**message, "session": self.session}, self.key),

@@ -63,7 +63,7 @@ class Observer:
                 problems.append(
                     f"platform {platform} is not configured any more; its sessions are watched by heartbeat only"
                 )
-            else:
+            elif not adapter.capabilities.attended:
                 try:
                     sessions = [self._adopt(adapter, session) for session in sessions]
                     refs = [SessionRef(s.ref) for s in sessions if s.ref and s.state.open]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from freegpu.adapters import registry, wrappers
+from freegpu.adapters import attended, registry, wrappers
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.clock import Clock, SystemClock, utc
@@ -31,7 +31,7 @@ from freegpu.errors import (
 )
 from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState
 from freegpu.jobs.model import JobSpec
-from freegpu.orchestrator import agent_archive, placement, reports
+from freegpu.orchestrator import agent_archive, cells, placement, reports
 from freegpu.orchestrator.act import Identity
 from freegpu.orchestrator.home import (
     Holder,
@@ -48,6 +48,7 @@ from freegpu.orchestrator.reconcile import Reconciler
 from freegpu.orchestrator.shared import open_shared
 from freegpu.orchestrator.views import (
     BundleInfo,
+    CellMade,
     Check,
     DryRun,
     Garbage,
@@ -136,6 +137,13 @@ class Workspace:
             )
             found[name] = wrappers.wrap(adapter, clock=self.clock)
             self._stack.callback(adapter.close)
+        for name in cells.known(self.ledger):
+            # a cell was made for it: nothing more needs to be configured
+            if name not in found:
+                kind = attended.AttendedAdapter.from_options(
+                    name, {}, home=self.settings.home, clock=self.clock
+                )
+                found[name] = wrappers.wrap(kind, clock=self.clock)
         return found
 
     @cached_property
@@ -202,6 +210,28 @@ class Workspace:
             return Ticked(did=False)
         return self.tick()
 
+    # --- notebooks -------------------------------------------------------------------------------------------
+
+    def cell(self, platform: str, *, store: str | None = None, fresh: bool = False) -> CellMade:
+        """The agent cell for a platform. ConfigError: a cell cannot be made for it, or not with this store.
+
+        `store`: its address as the notebook sees it; `fresh`: the platform's earlier cell stops working.
+        """
+        facts = cells.facts_of(platform, self.settings)
+        seen = cells.seen_store(store, self.settings, facts)
+        cell = cells.make(
+            self.ledger,
+            self.home_id,
+            platform,
+            seen,
+            self.identity.agent_sha256,
+            fresh=fresh,
+        )
+        body = cells.contents(
+            cell, facts, self.store, self.settings, self.home_id, self.identity.key
+        )
+        return cells.view(cell, facts, body, self.identity.key)
+
     # --- asking for work --------------------------------------------------------------------------------
 
     def init(self) -> Initialised:
@@ -250,7 +280,7 @@ class Workspace:
             path,
             overrides=overrides,
             environ=environ,
-            platforms=tuple(self.settings.platforms),
+            platforms=tuple(self.adapters),
         )
 
     def _plan(self, spec: JobSpec) -> Plan | None:

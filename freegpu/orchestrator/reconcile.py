@@ -18,7 +18,7 @@ from freegpu.agent.wire import session_key
 from freegpu.config import Settings
 from freegpu.errors import AdapterError
 from freegpu.jobs.lifecycle import SessionState
-from freegpu.orchestrator import placement, quota
+from freegpu.orchestrator import cells, placement, quota
 from freegpu.orchestrator.act import Actor, Identity
 from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.ledger import Ledger
@@ -35,6 +35,7 @@ from freegpu.orchestrator.model import (
     Waiting,
 )
 from freegpu.orchestrator.observe import Observer
+from freegpu.orchestrator.pace import pace
 
 #: a live quota reading is asked for again after this long, seconds
 READING_S = 60.0
@@ -77,7 +78,14 @@ class Reconciler:
         """Observe, decide, act, once. Raises only LedgerError: everything else is a problem it reports."""
         observer = self._observer()
         actor = self._actor()
-        problems = observer.run()
+        problems: list[str] = []
+        try:
+            problems += cells.adopt(
+                self.ledger, self.store, self.identity.key, self.adapters, self.now()
+            )
+        except StoreError as error:
+            problems.append(str(error))
+        problems += observer.run()
         try:
             actor.catch_up()
             snapshot = self.snapshot(problems)
@@ -109,7 +117,7 @@ class Reconciler:
             desk=self.desk,
             now=self.now,
             silent_polls=self.settings.silent_polls,
-            poll_gap_s=max(2 * self.settings.beat_s, self.store.properties.min_poll),
+            poll_gap_s=pace(self.settings, self.store.properties).gap_s,
         )
 
     def _actor(self) -> Actor:

@@ -43,6 +43,25 @@ class Submitted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CellMade:
+    """An agent cell, ready to be run in a notebook."""
+
+    platform: str
+    title: str
+    #: where a person opens a notebook; "": wherever theirs is
+    url: str
+    id: str
+    #: the store's address as the notebook sees it
+    store: str
+    text: str
+    notebook: Mapping[str, Any]
+    #: secrets that the notebook's own secret store must hold, by name
+    secrets: tuple[str, ...]
+    #: the cell's key, where it may not stand in the cell; "" otherwise
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DryRun:
     """What submit would do: nothing of it was done."""
 
