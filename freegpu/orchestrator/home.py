@@ -151,6 +151,17 @@ def submission_lock(home: Path, *, alone: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """One process at a time inside; others wait. ConfigError: the file cannot be opened."""
+    descriptor = _open_lock(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _open_lock(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -182,6 +193,11 @@ def _read_holder(path: Path) -> Holder:
     except (OSError, ValueError, KeyError, TypeError):
         # it has locked the file but not yet written its name
         return Holder(pid=0, command="starting", since="now")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file that only its owner can read; it is there whole or as it was. OSError."""
+    _publish(path, data)
 
 
 def _publish(path: Path, data: bytes, *, replace: bool = True) -> None:

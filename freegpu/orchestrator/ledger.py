@@ -107,6 +107,17 @@ class Ledger(Reader):
             w.record("meta.set", key)
         return value
 
+    def swap_meta(self, key: str, expected: str | None, value: str) -> bool:
+        """Set a fact if it still is `expected` (None: not set); whether it was. Leaves no line in the audit."""
+        from freegpu.orchestrator.tables import MetaRow
+
+        with self._write() as w:
+            found = w.session.get(MetaRow, key)
+            if (None if found is None else found.value) != expected:
+                return False
+            w.session.merge(MetaRow(key=key, value=value))
+        return True
+
     def bind_account(self, platform: str, account: str) -> None:
         """Use the platform with this account from now on. LedgerError while the one before it is in use."""
         from freegpu.orchestrator import ledger_sessions

@@ -224,14 +224,23 @@ class Reader:
             return rows.attempt(row)
         raise JobNotFoundError(f"no attempt has the id {id!r}")
 
-    def sessions(self, *, open_only: bool = True, limit: int | None = None) -> list[Session]:
+    def sessions(
+        self,
+        *,
+        open_only: bool = True,
+        platform: str | None = None,
+        account: str | None = None,
+        limit: int | None = None,
+    ) -> list[Session]:
         """Sessions, oldest first; with a limit the newest ones."""
-        where = f" WHERE state <> '{SessionState.ENDED.value}'" if open_only else ""
+        where, values = _where(platform=platform, account=account)
+        if open_only:
+            where = _and(where, f"state <> '{SessionState.ENDED.value}'")
         if limit is None:
-            found = self._dicts(_SESSIONS + where + " ORDER BY created_at, id")
+            found = self._dicts(_SESSIONS + where + " ORDER BY created_at, id", *values)
         else:  # the newest ones, still oldest first
             order = " ORDER BY created_at DESC, id DESC"
-            found = self._dicts(_SESSIONS + where + order + _limit(limit))[::-1]
+            found = self._dicts(_SESSIONS + where + order + _limit(limit), *values)[::-1]
         return [rows.session(row) for row in found]
 
     def session(self, id: str) -> Session:
@@ -281,13 +290,23 @@ class Reader:
         *,
         job: str | None = None,
         session: str | None = None,
+        actions: Collection[str] | None = None,
         after_id: int = 0,
         limit: int = 200,
     ) -> list[AuditEvent]:
-        """Audit lines, oldest first."""
+        """Audit lines, oldest first; with `actions` only of these kinds."""
         where, values = _where(job=job, session=session)
-        sql = _EVENTS + _and(where, "id > ?") + " ORDER BY id" + _limit(limit)
-        return [rows.event(row) for row in self._dicts(sql, *values, after_id)]
+        where, values = _and(where, "id > ?"), [*values, after_id]
+        if actions is not None:
+            marks, wanted = _any_of(list(actions))
+            where, values = _and(where, f"action IN {marks}"), [*values, *wanted]
+        sql = _EVENTS + where + " ORDER BY id" + _limit(limit)
+        return [rows.event(row) for row in self._dicts(sql, *values)]
+
+    def last_event(self) -> int:
+        """The id of the newest audit line; 0: there is none."""
+        found: int | None = self._fetch("SELECT max(id) FROM events")[0][0]
+        return found or 0
 
     def places(self) -> dict[str, Blocked]:
         """Platforms that were to be left alone, also those whose time has passed."""
