@@ -65,10 +65,12 @@ def run(argv: Sequence[str], *, call: Call | None = None) -> int:
 
         return shell_complete(app, {"obj": call}, "freegpu", COMPLETE_VARIABLE, completing)
     try:
-        return _invoke(call, options, debug="--debug" in before)
+        code = _invoke(call, options, debug="--debug" in before)
+        call.farewell()
     except ReaderGone:
         _close_quietly(call)
         return BROKEN_PIPE
+    return code
 
 
 def _invoke(call: Call, options: list[str], *, debug: bool) -> int:

@@ -63,6 +63,7 @@ class Call:
         self.exit_code = 0
         self._opener = opener
         self._settings: Settings | None = None
+        self._workspaces: list[Workspace] = []
 
     @property
     def settings(self) -> Settings:
@@ -85,7 +86,13 @@ class Call:
             self._listen()
         from freegpu.orchestrator.operations import Workspace
 
-        return Workspace.open(settings)
+        self._workspaces.append(Workspace.open(settings))
+        return self._workspaces[-1]
+
+    def farewell(self) -> None:
+        """All has been said here: tell people elsewhere what this command's tick brought. Raises nothing."""
+        for workspace in self._workspaces:
+            workspace.notifier.finish()
 
     def _listen(self) -> None:
         """Show warnings that are logged, as notes: no library writes tracebacks past us to stderr."""

@@ -66,6 +66,8 @@ from freegpu.orchestrator.views import (
 if TYPE_CHECKING:
     from freegpu.jobs.bundle import Plan
     from freegpu.jobs.spec import Loaded
+    from freegpu.orchestrator.model import Balance
+    from freegpu.orchestrator.notify import Notifier
 
 # `status` is typed all day and needs neither YAML nor archives: what only some commands need is imported by them.
 
@@ -172,6 +174,22 @@ class Workspace:
             now=lambda: utc(self.clock),
         )
 
+    @cached_property
+    def notifier(self) -> Notifier:
+        """Tells people elsewhere what happened, beside the ticks."""
+        from freegpu.orchestrator.notify import Notifier
+
+        return Notifier(self.settings.home, self.settings.db, self.clock)
+
+    def balances(self) -> list[Balance]:
+        """Every pool of quota as the ledger has it now; asks no platform."""
+        sessions = self.ledger.sessions(open_only=True)
+        return [
+            balance
+            for name, adapter in self.adapters.items()
+            for balance in self.reconciler.balances(name, adapter, sessions)
+        ]
+
     # --- the tick ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -184,6 +202,7 @@ class Workspace:
     def tick_held(self) -> Ticked:
         """One tick by somebody who holds the lock."""
         report = self.reconciler.tick()
+        self.notifier.note(self.balances)
         return Ticked(did=True, actions=report.actions, errors=report.problems)
 
     def tick(self, *, block: bool = False, command: str = "freegpu tick") -> Ticked:
