@@ -106,7 +106,9 @@ def platform_row(view: PlatformView, now: datetime) -> Sequence[Cell]:
     if not view.source:
         quota = "no limit"
     else:
-        left = duration(view.left_s, days=False) if view.left_s is not None else "?"
+        left = _learned_left(view)
+        if view.left_s is not None:
+            left = duration(view.left_s, days=False)
         quota = f"{duration(view.used_s or 0.0, days=False)} / {left}"
         if view.reserved_s:
             quota += f" ({duration(view.reserved_s, days=False)} reserved)"
@@ -115,7 +117,10 @@ def platform_row(view: PlatformView, now: datetime) -> Sequence[Cell]:
         source += f", {duration(view.age_s)} old"
     sessions = f"{view.open_sessions} of {view.max_concurrent}" if view.max_concurrent else ""
     note = view.problem or ("a person must start it" if view.attended else "")
-    if not note and view.session_limit_s is not None:
+    lasted = view.learned.session if view.learned else None
+    if not view.problem and lasted is not None:
+        note = f"{note}; " * bool(note) + f"sessions lasted {lasted.text}"
+    elif not note and view.session_limit_s is not None:
         note = f"sessions of {duration(view.session_limit_s)}"
     return (
         view.name,
@@ -126,6 +131,20 @@ def platform_row(view: PlatformView, now: datetime) -> Sequence[Cell]:
         sessions,
         (note, "warn" if view.problem else "dim"),
     )
+
+
+def _learned_left(view: PlatformView) -> str:
+    """What may be left where nobody publishes the limit: "2 h to 4 h (3 refusals)"; "?" before one was met."""
+    known = view.learned.allowance if view.learned else None
+    if known is None or known.low_s is None:
+        return "?"
+    used = (view.used_s or 0.0) + view.reserved_s
+    low = duration(max(0.0, known.low_s - used), days=False)
+    words = f"{low} or more"
+    if known.high_s is not None:
+        high = duration(max(0.0, known.high_s - used), days=False)
+        words = low if low == high else f"{low} to {high}"
+    return f"{words} ({count(known.observed, 'refusal')})"
 
 
 def session_rows(view: SessionView) -> Rows:

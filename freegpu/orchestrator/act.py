@@ -160,8 +160,11 @@ class Actor:
                 not_before=None,
                 at=self.now(),
             )
+        # a refusal for want of quota tells how large the quota is: `learned` looks for it
+        spent = isinstance(error, QuotaExhaustedError)
+        reason = EndReason.QUOTA_EXHAUSTED if spent else EndReason.LAUNCH_FAILED
         self.ledger.end_session(
-            session.id, reason=f"launch_failed: {error.message}", charged_s=0.0, at=self.now()
+            session.id, reason=f"{reason}: {error.message}", charged_s=0.0, at=self.now()
         )
 
     def _pause(self, platform: str, error: AdapterError) -> None:

@@ -67,6 +67,8 @@ class Outlook:
                 parts.append(f"the session has {left}")
             elif spot.budget.left_s < math.inf:
                 parts.append(f"{_quota(spot)} left")
+            if spot.kind is not SpotKind.LIVE and spot.soft_s < spot.limit_s:
+                parts.append(f"sessions there have lasted {spot.soft_text}")
             if self.choice:
                 parts.append(f"choice {self.choice + 1} in the job's list of cards")
             if cards.find(spot.offer.card) is None:
@@ -117,17 +119,19 @@ def _shortfall(ask: Ask, spot: Spot) -> str:
 
 def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
     speed, grace, budget = spot.speed(ask), ask.kind.grace_s, spot.budget
+    # what past sessions showed makes the walk longer; it never makes a place impossible
+    limit = min(spot.limit_s, max(spot.soft_s, spot.delay_s + ask.kind.least_s))
     work, elapsed, sessions, waits = ask.work_s, 0.0, 0, 0.0
     if spot.kind is SpotKind.LIVE:
         useful = (spot.left_s - grace) * speed
         if work <= useful:
             return Outlook(choice=choice, expected_s=work / speed, sessions=1)
         work, elapsed, sessions = work - useful, spot.left_s, 1
-    work, took, count = _stretch(work, speed, spot, spot.quota_s, grace)
+    work, took, count = _stretch(work, speed, spot, limit, spot.quota_s, grace)
     elapsed, sessions = elapsed + took, sessions + count
     if work > 0 and budget.refill_in_s is not None and budget.period_s is not None:
         whole = budget.limit_s / spot.rate if spot.rate > 0 else math.inf
-        left, took, count = _stretch(work, speed, spot, whole, grace)
+        left, took, count = _stretch(work, speed, spot, limit, whole, grace)
         if left < work:
             windows = math.ceil(work / (work - left)) - 1 if left else 0
             begin = max(elapsed, budget.refill_in_s)
@@ -136,7 +140,7 @@ def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
             last = max(0.0, work - windows * (work - left))
             elapsed, sessions = begin + windows * step, sessions + windows * count
             # What rounding leaves of the last window is not worth another one.
-            work, took, count = 0.0, *_stretch(last, speed, spot, whole, grace)[1:]
+            work, took, count = 0.0, *_stretch(last, speed, spot, limit, whole, grace)[1:]
             elapsed, sessions = elapsed + took, sessions + count
     expected = elapsed + (ELSEWHERE_S + work / speed if work else 0.0)
     return Outlook(
@@ -145,10 +149,10 @@ def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
 
 
 def _stretch(
-    work: float, speed: float, spot: Spot, quota: float, grace: float
+    work: float, speed: float, spot: Spot, limit: float, quota: float, grace: float
 ) -> tuple[float, float, int]:
     """Sessions one after another while this quota lasts: (work left, seconds taken, sessions)."""
-    delay, length = spot.delay_s, min(spot.limit_s, quota)
+    delay, length = spot.delay_s, min(limit, quota)
     if length == math.inf:
         return 0.0, delay + work / speed, 1
     useful = (length - delay - grace) * speed

@@ -281,6 +281,38 @@ class Balance:
         return max(0.0, self.limit_s - self.used_s - self.reserved_s)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """A limit that nobody publishes, as past sessions show it; seconds. None where they do not reach so far."""
+
+    #: nine in ten got beyond this, half beyond that, one in ten beyond the last
+    low_s: float | None
+    median_s: float | None
+    high_s: float | None
+    #: the most that was seen
+    longest_s: float
+    #: how many were seen, and in how many of them the limit itself was; the others ended before
+    seen: int
+    observed: int
+    #: since the newest of them
+    age_s: float
+    #: "4.1-7.9 h (9 sessions)"
+    text: str
+    source: FigureSource = FigureSource.LEARNED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What was learned about one pool of an account; None: nothing yet."""
+
+    #: how long a session lives
+    session: Learned | None = None
+    #: how much could be used within the window before the platform refused
+    allowance: Learned | None = None
+    #: how long it then went on refusing
+    refusal: Learned | None = None
+
+
 # --- the snapshot that decide() sees ---------------------------------------------------------------------
 
 
@@ -330,6 +362,8 @@ class Place:
     #: not before this moment: it refused, throttled or failed
     blocked_until: datetime | None = None
     blocked_why: str = ""
+    #: what past sessions showed, by pool, where the platform publishes no limit
+    learned: Mapping[str, Figures] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

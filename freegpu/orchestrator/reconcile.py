@@ -18,7 +18,7 @@ from freegpu.agent.wire import session_key
 from freegpu.config import Settings
 from freegpu.errors import AdapterError
 from freegpu.jobs.lifecycle import SessionState
-from freegpu.orchestrator import cells, placement, quota
+from freegpu.orchestrator import cells, learned, placement, quota
 from freegpu.orchestrator.act import Actor, Identity
 from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.ledger import Ledger
@@ -26,6 +26,7 @@ from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import (
     Action,
     Balance,
+    Figures,
     FreeSlot,
     Place,
     Session,
@@ -215,11 +216,25 @@ class Reconciler:
                     offers=offers,
                     open_sessions=sum(s.platform == name for s in sessions),
                     balances=tuple(self.balances(name, adapter, sessions)),
+                    learned=self.learned(name, adapter),
                     blocked_until=until if until is not None and until > self.now() else None,
                     blocked_why=why,
                 )
             )
         return found
+
+    def learned(self, name: str, adapter: Adapter) -> dict[str, Figures]:
+        """What past sessions showed of each pool whose limit the platform does not publish."""
+        pools = {pool: w for pool, w in adapter.windows.items() if learned.unpublished(w)}
+        if not pools:
+            return {}
+        past = self.ledger.sessions(
+            open_only=False, platform=name, account=adapter.account, limit=4 * learned.MOST
+        )
+        return {
+            pool: learned.learn([s for s in past if s.pool == pool], window, self.now())
+            for pool, window in pools.items()
+        }
 
     def _read_quota(self, name: str, adapter: Adapter) -> None:
         if not adapter.capabilities.reports_quota:

@@ -9,7 +9,7 @@ from datetime import datetime
 from freegpu.adapters.base import Adapter, Offer
 from freegpu.jobs.lifecycle import JobState, SessionState
 from freegpu.orchestrator.ledger import Ledger
-from freegpu.orchestrator.model import Attempt, Balance, Job, Place, Session
+from freegpu.orchestrator.model import Attempt, Balance, FigureSource, Job, Place, Session
 from freegpu.orchestrator.views import JobView, PlatformView, SessionView, SlotView
 
 
@@ -68,6 +68,11 @@ def platform_views(
 def _platform_view(
     place: Place, offer: Offer | None, balance: Balance | None, problem: str
 ) -> PlatformView:
+    pool = offer.pool if offer else balance.pool if balance else ""
+    figures = place.learned.get(pool)
+    source = str(balance.source) if balance else ""
+    if figures is not None and figures.allowance is not None and source != FigureSource.LIVE:
+        source = str(FigureSource.LEARNED)
     return PlatformView(
         name=place.platform,
         account=place.account,
@@ -79,13 +84,14 @@ def _platform_view(
         left_s=balance.left_s if balance else None,
         reserved_s=balance.reserved_s if balance else 0.0,
         resets_at=balance.resets_at if balance else None,
-        source=str(balance.source) if balance else "",
+        source=source,
         age_s=balance.age_s if balance else None,
         attended=place.capabilities.attended,
         open_sessions=place.open_sessions,
         max_concurrent=place.capabilities.max_concurrent,
         session_limit_s=offer.session_limit_s if offer else place.capabilities.max_session_s,
         problem=problem,
+        learned=figures,
     )
 
 

@@ -155,6 +155,9 @@ class Spot:
     slot: int = 0
     #: seconds that a live session has left
     left_s: float = math.inf
+    #: how long a session probably lasts, as past ones showed, seconds: forbids nothing; and in words
+    soft_s: float = math.inf
+    soft_text: str = ""
     #: quota that this decision has reserved for a planned session
     reserved_s: float = 0.0
     #: slots that are still free (planned), sessions that may still be started (new)
@@ -185,6 +188,9 @@ class Spot:
     @classmethod
     def _of(cls, kind: SpotKind, offer: Offer, place: Place | None, budget: Budget) -> Spot:
         longest = math.inf if place is None else _amount(place.capabilities.max_session_s, math.inf)
+        figures = None if place is None else place.learned.get(offer.pool)
+        seen = None if figures is None else figures.session
+        usual = None if seen is None else seen.median_s
         return cls(
             kind=kind,
             offer=offer,
@@ -192,6 +198,8 @@ class Spot:
             rate=min(_AGE_S, _amount(offer.rate, 1.0)),
             limit_s=min(longest, _amount(offer.session_limit_s, math.inf)),
             delay_s=_finite(offer.start_delay_s),
+            soft_s=_amount(usual, math.inf),
+            soft_text="" if seen is None or usual is None else seen.text,
         )
 
     @property

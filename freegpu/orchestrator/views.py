@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from freegpu.jobs.model import JobSpec
-from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score
+from freegpu.orchestrator.model import (
+    Attempt,
+    AuditEvent,
+    Checkpoint,
+    Figures,
+    Job,
+    Progress,
+    Score,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +118,8 @@ class PlatformView:
     session_limit_s: float | None
     #: why nothing can be started there now; "" when it can
     problem: str
+    #: what past sessions showed about limits that the platform does not publish; None: it does, or has none
+    learned: Figures | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
