@@ -102,7 +102,8 @@ def _explain(call: Call, error: Exception, *, debug: bool) -> int:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         if context is not None and context.parent is not None:
-            call.command = context.info_name
+            # without the program's own name: "status", "connect store"
+            call.command = context.command_path.partition(" ")[2]
         return call.fail(_usage(error), USAGE)
     if debug:
         call.out.trace(error)

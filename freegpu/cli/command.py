@@ -56,7 +56,10 @@ def common_options(function: F) -> F:
 
 
 def command(name: str, *, example: str) -> Callable[[Callable[..., Result]], click.Command]:
-    """Declare a command. Its function gets the Call first, then its options by name."""
+    """Declare a command. Its function gets the Call first, then its options by name.
+
+    `name` is what a user types behind `freegpu`, also of a command in a group: "connect store".
+    """
 
     def declare(function: Callable[..., Result]) -> click.Command:
         @click.pass_obj
@@ -68,7 +71,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Result]], cli
         wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
         lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
         return click.command(
-            name,
+            name.split()[-1],
             epilog=f"\b\nExample:\n{lines}",
             context_settings={"help_option_names": ["-h", "--help"]},
         )(common_options(wrapped))

@@ -1,6 +1,7 @@
-"""A group whose commands are imported when they are called: `freegpu --help` costs no more than click.
+"""Groups whose commands are imported when they are called: `freegpu --help` costs no more than click.
 
-Decides which commands there are, in which order help lists them, and in which module each one lives.
+Decides which commands there are, in which order help lists them, and in which module each one lives. A
+group inside the group (`freegpu connect`) is a module that declares another LazyGroup over its own sections.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import click
 
-__all__ = ["COMMANDS", "SECTIONS", "LazyGroup"]
+__all__ = ["COMMANDS", "SECTIONS", "LazyGroup", "Sections"]
 
 #: heading -> name -> (module, attribute, the line that help shows). The line is the first of the command's own help
-SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = MappingProxyType(
+Sections = Mapping[str, Mapping[str, tuple[str, str, str]]]
+
+SECTIONS: Sections = MappingProxyType(
     {
         "Begin": {
             "demo": (
@@ -23,6 +27,11 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = MappingProxyType(
                 "See everything end to end on this machine, without an account.",
             ),
             "init": ("setup", "init", "Make the home ready: ledger, key, store, platforms."),
+            "connect": (
+                "connect",
+                "connect",
+                "Connect shared storage: sign in, check, measure, set.",
+            ),
             "doctor": ("setup", "doctor", "Check what is installed, reachable and configured."),
         },
         "Jobs": {
@@ -58,31 +67,45 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 
 
 class LazyGroup(click.Group):
-    """The commands of COMMANDS."""
+    """The commands of `sections`, whose modules lie in `package`."""
+
+    def __init__(
+        self,
+        *args: Any,
+        sections: Sections = SECTIONS,
+        package: str = "freegpu.cli",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+        self.package = package
+        self.entries = {name: e for section in sections.values() for name, e in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.entries:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
-        found: click.Command = getattr(importlib.import_module(f"freegpu.cli.{module}"), attribute)
+        module, attribute, _ = self.entries[cmd_name]
+        found: click.Command = getattr(
+            importlib.import_module(f"{self.package}.{module}"), attribute
+        )
         return found
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if not (name in COMMANDS or name.startswith("-") or ctx.resilient_parsing):
+        if not (name in self.entries or name.startswith("-") or ctx.resilient_parsing):
             import difflib
 
-            near = difflib.get_close_matches(name[:40].lower(), COMMANDS, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name[:40].lower(), self.entries, n=1, cutoff=0.5)
             meant = f"; did you mean {near[0]}?" if near else ""
             ctx.fail(f"there is no command {name[:40]!r}{meant}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, commands in SECTIONS.items():
+        for heading, commands in self.sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(name, entry[2]) for name, entry in commands.items()])

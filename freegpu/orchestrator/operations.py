@@ -66,6 +66,7 @@ from freegpu.orchestrator.views import (
 if TYPE_CHECKING:
     from freegpu.jobs.bundle import Plan
     from freegpu.jobs.spec import Loaded
+    from freegpu.orchestrator.connection import Connected
     from freegpu.orchestrator.model import Balance
     from freegpu.orchestrator.notify import Notifier
 
@@ -265,6 +266,14 @@ class Workspace:
             platforms=tuple(self.adapters),
             created=created,
         )
+
+    def connect_store(
+        self, url: str, *, force: bool = False, say: Callable[[str], None] = lambda step: None
+    ) -> Connected:
+        """Use this store from now on: check it, mark it, measure it, write it into freegpu.toml."""
+        from freegpu.orchestrator import connection
+
+        return connection.connect_store(self, url, force=force, say=say)
 
     def submit(
         self,

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from freegpu.adapters.stores import open_any
 from freegpu.agent import stores
-from freegpu.agent.stores.base import ForeignStore, ObjectMissing, Store, StoreError, StoreGone
+from freegpu.agent.stores.base import (
+    Access,
+    ForeignStore,
+    ObjectMissing,
+    Store,
+    StoreError,
+    StoreGone,
+)
 from freegpu.agent.wire import canonical
+from freegpu.clock import Clock, SystemClock, utc
 from freegpu.config import Settings
 from freegpu.errors import ConfigError, ForeignStoreError, SharedStoreError
+from freegpu.orchestrator import probe
 from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.probe import Measured
 
 MARKER = "freegpu.json"
 
@@ -33,13 +45,7 @@ def open_shared(settings: Settings, ledger: Ledger, home_id: str) -> Store:
     folder = folder_of(settings.store)
     if folder is not None and not used_before and not folder.exists():
         _make(folder, default=where == "default")
-    try:
-        store = stores.open_store(settings.store)
-    except ValueError as error:
-        raise ConfigError(
-            f"the store {settings.store!r} (from {where}) cannot be used: {error}",
-            hint='set `store` to a folder, e.g. store = "folder:/data/freegpu"',
-        ) from error
+    store = open_client(settings, ledger)
     try:
         stores.check_home(store, home_id)
     except ForeignStore as error:
@@ -61,6 +67,47 @@ def open_shared(settings: Settings, ledger: Ledger, home_id: str) -> Store:
     if not used_before:
         ledger.set_meta(f"store:{settings.store}", "made", if_absent=True)
     return store
+
+
+def open_client(settings: Settings, ledger: Ledger, *, known: bool = True) -> Store:
+    """A client of the configured store, with credentials and with what a probe found; nothing is checked yet.
+
+    `known` False: as careful as if nothing had been found. ConfigError: the URL cannot be meant, or credentials are missing.
+    """
+    try:
+        access = access_for(settings, ledger)
+        return open_any(settings.store, access if known else replace(access, known=None))
+    except ValueError as error:
+        where = settings.sources.get("store", "default")
+        raise ConfigError(
+            f"the store {settings.store!r} (from {where}) cannot be used: {error}",
+            hint='set `store` to a folder, e.g. store = "folder:/data/freegpu"',
+        ) from error
+
+
+def measured(ledger: Ledger, url: str, clock: Clock | None = None) -> Measured | None:
+    """What the newest probe of this store found; None: there was none lately."""
+    return probe.load(ledger.meta(_found_key(url)), utc(clock or SystemClock()))
+
+
+def remember(ledger: Ledger, url: str, found: Measured) -> None:
+    """Keep what a probe found, for every client that is opened from now on."""
+    ledger.set_meta(_found_key(url), probe.dump(found))
+
+
+def _found_key(url: str) -> str:
+    return f"store:{url}:properties"
+
+
+def access_for(settings: Settings, ledger: Ledger) -> Access:
+    """What opening the configured store needs besides its URL. S3 and SFTP read the user's own files for it."""
+    access = Access()
+    if settings.store.startswith("drive:"):
+        from freegpu.orchestrator import drive_access
+
+        access = drive_access.access_for(settings)
+    found = measured(ledger, settings.store)
+    return replace(access, known=found.properties if found else None)
 
 
 def _make(folder: Path, *, default: bool) -> None:

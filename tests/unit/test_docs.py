@@ -83,7 +83,12 @@ def test_every_command_of_the_pages_is_there_with_its_options(path: Path) -> Non
     texts = [part for text in (*typed(path), *spans) for part in _SHELL.split(text)]
     for before, name, rest in [call for text in texts for call in _CALL.findall(text)]:
         assert name in COMMANDS, f"there is no `freegpu {name}`"
-        known = {option for param in command(name).params for option in param.opts}
+        found = command(name)
+        inner = re.match(r" +([a-z]+)", rest) if isinstance(found, LazyGroup) else None
+        if inner is not None and isinstance(found, LazyGroup):
+            assert inner[1] in found.entries, f"there is no `freegpu {name} {inner[1]}`"
+            found = found.get_command(click.Context(found), inner[1]) or found
+        known = {option for param in found.params for option in param.opts}
         used = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", f"{before} {rest}")
         assert set(used) <= known | {"-h", "--help"}, f"`freegpu {name}` has not all of {used}"
 

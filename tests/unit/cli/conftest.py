@@ -17,7 +17,9 @@ from freegpu.cli.call import Call
 from freegpu.cli.output import Output
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState
 from freegpu.jobs.model import Accelerator, JobSpec, Needs
+from freegpu.orchestrator.connection import Connected
 from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score
+from freegpu.orchestrator.probe import Latency, Measured, Space
 from freegpu.orchestrator.views import (
     BundleInfo,
     Check,
@@ -246,6 +248,27 @@ CHUNKS = (
 )
 
 
+MEASURED = Measured(
+    at=NOW,
+    cas=False,
+    ordered=True,
+    list_lag_s=4.5,
+    read_lag_s=0.0,
+    replace_lag_s=None,
+    max_object=5_000_000_000,
+    at_least=16 << 20,
+    server_digest=True,
+    put=Latency(median_s=0.21, p95_s=1.25),
+    get=Latency(median_s=0.1, p95_s=0.2),
+    list=Latency(median_s=0.3, p95_s=0.4),
+    stat=Latency(median_s=0.05, p95_s=0.06),
+    up=20e6,
+    down=40e6,
+    space=Space(free=9_000_000_000, total=15_000_000_000),
+    min_poll=2.0,
+)
+
+
 class FakeWorkspace:
     """Answers what it is told; notes what it is asked. `fails`: method -> what it raises."""
 
@@ -282,6 +305,20 @@ class FakeWorkspace:
             Check(name="store", ok=True, detail="writes and reads back"),
         )
         return self._answer("doctor", usual, platform)
+
+    def connect_store(self, url: str, *, force: bool = False, say: Any = None) -> Any:
+        if say is not None:
+            say("calls")
+        usual = Connected(
+            store=url,
+            file="/h/freegpu.toml",
+            changed=True,
+            made=True,
+            measured=MEASURED,
+            means=("a checkpoint of 1 GB takes 50 s to save",),
+            notes=(),
+        )
+        return self._answer("connect_store", usual, url, force)
 
     def submit(
         self,

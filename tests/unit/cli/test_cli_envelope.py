@@ -22,6 +22,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 #: command -> (its command line, the method that fails for the failure case)
 LINES: dict[str, tuple[list[str], str]] = {
     "init": (["init"], "init"),
+    "connect store": (["connect", "store", "folder:/data"], "connect_store"),
     "doctor": (["doctor"], "doctor"),
     "submit": (["submit", "job.yaml"], "submit"),
     "cancel": (["cancel", "k3"], "cancel"),
@@ -44,7 +45,7 @@ ELSEWHERE = {"demo", "up"}
 
 def test_every_command_has_an_envelope_case() -> None:
     """A new command cannot be forgotten here."""
-    assert set(LINES) | ELSEWHERE == set(COMMANDS)
+    assert {line.split()[0] for line in LINES} | ELSEWHERE == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", list(LINES))
@@ -99,6 +100,9 @@ def test_failure_is_an_envelope_too(name: str, shell: Callable[..., Any], fake: 
         (["jobs", "--state", "gone"], "jobs", "'gone' is not one of"),
         (["show", "a", "b"], "show", "unexpected extra argument"),
         (["--what"], "freegpu", "no such option"),
+        (["connect"], "connect", "say what to connect: store"),
+        (["connect", "sotre"], "connect", "there is no command 'sotre'; did you mean store?"),
+        (["connect", "store"], "connect store", "missing argument"),
         (["submit", "j", "--dry-run", "--wait"], "submit", "nothing to --wait for"),
         (["submit", "j", "--secret", "TOKEN"], "submit", "there is no TOKEN in the environment"),
     ],
@@ -210,7 +214,7 @@ def test_looking_works_while_nothing_can_be_moved_on(shell: Callable[..., Any], 
 def test_the_envelope_is_the_golden_one(name: str, shell: Callable[..., Any]) -> None:
     """What programs read. UPDATE_GOLDEN=1 writes the files anew; look at the difference before committing it."""
     document = shell(*LINES[name][0], "--json").envelope
-    path = GOLDEN / f"{name}.json"
+    path = GOLDEN / f"{name.replace(" ", "-")}.json"
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

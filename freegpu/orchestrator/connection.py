@@ -1,0 +1,141 @@
+"""Connecting a store: open it, make it this home's, measure it, and only then write it into the settings.
+
+A store is left only when nothing open depends on it: jobs' code, checkpoints and mailboxes lie there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from freegpu import config
+from freegpu.agent.stores.base import StoreError
+from freegpu.config import Settings
+from freegpu.errors import ConfigError, LedgerBusyError, SharedStoreError
+from freegpu.jobs.lifecycle import JobState
+from freegpu.orchestrator import probe, shared
+from freegpu.orchestrator.home import home_key
+from freegpu.orchestrator.probe import Measured
+from freegpu.settings_file import set_text
+
+if TYPE_CHECKING:
+    from freegpu.orchestrator.operations import Workspace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Connected:
+    """A store that is used from now on."""
+
+    store: str
+    #: freegpu.toml, where it is written
+    file: str
+    #: False: it was written there already
+    changed: bool
+    #: it bore no mark before
+    made: bool
+    measured: Measured
+    #: what that means for jobs
+    means: tuple[str, ...]
+    #: what a person should know besides
+    notes: tuple[str, ...] = ()
+
+
+def connect_store(
+    workspace: Workspace, url: str, *, force: bool, say: Callable[[str], None]
+) -> Connected:
+    """Use this store from now on. `say` is told what is being measured.
+
+    ConfigError: the URL cannot be meant, or open jobs depend on the store before. SharedStoreError: it cannot
+    be used. LedgerBusyError: an orchestrator is at work with the store before. Nothing was changed then.
+    """
+    settings = chosen(workspace.settings, url)
+    with workspace.orchestrating("freegpu connect") as holder:
+        if holder is not None:
+            raise LedgerBusyError(
+                f"{holder} is at work with the store {config.without_password(workspace.settings.store)}",
+                hint="stop it, connect the store, and start it again",
+            )
+        notes = list(_leaving(workspace, settings, force=force))
+        home_key(settings.home)
+        made = workspace.ledger.meta(f"store:{settings.store}") is None
+        shared.open_shared(settings, workspace.ledger, workspace.home_id)
+        measured = measure(workspace, settings, say)
+        changed = set_text(settings.home, "store", settings.store)
+    source = workspace.settings.sources.get("store", "")
+    if source == "FREEGPU_STORE" and workspace.settings.store != settings.store:
+        notes.append(
+            "FREEGPU_STORE is set in your environment and goes before freegpu.toml: unset it to use this store"
+        )
+    return Connected(
+        store=settings.store,
+        file=str(settings.home / config.FILE_NAME),
+        changed=changed,
+        made=made,
+        measured=measured,
+        means=probe.means(measured),
+        notes=(*notes, *measured.problems),
+    )
+
+
+def chosen(settings: Settings, url: str) -> Settings:
+    """The settings with this store, a relative folder seen from here. ConfigError: a URL nobody can mean."""
+    if not url.strip():
+        raise ConfigError(
+            "the store's URL is empty", hint="for example folder:/mnt/drive/freegpu or s3://BUCKET"
+        )
+    if config.without_password(url) != url:
+        raise ConfigError(
+            "the store's URL holds a password, which freegpu.toml is no place for",
+            hint="leave it out: keys, tokens and remotes are looked up where their own tools keep them",
+        )
+    read = config.load({"FREEGPU_STORE": url}, home=settings.home)
+    sources = {**settings.sources, "store": "the command line"}
+    return replace(settings, store=read.store, sources=sources)
+
+
+def measure(workspace: Workspace, settings: Settings, say: Callable[[str], None]) -> Measured:
+    """Probe the store of these settings and remember what was found. SharedStoreError: it failed."""
+
+    try:
+        found = probe.probe(
+            lambda: shared.open_client(settings, workspace.ledger, known=False),
+            workspace.clock,
+            say=say,
+        )
+    except StoreError as error:
+        raise SharedStoreError(
+            f"the store {settings.store} failed while it was measured: {error}",
+            hint="try again; if it fails again, choose another one",
+        ) from error
+    shared.remember(workspace.ledger, settings.store, found)
+    return found
+
+
+def _leaving(workspace: Workspace, settings: Settings, *, force: bool) -> list[str]:
+    """Notes about what stays behind in the store before. ConfigError: open jobs depend on it."""
+    before = workspace.settings.store
+    if before == settings.store or workspace.ledger.meta(f"store:{before}") is None:
+        return []
+    ledger = workspace.ledger
+    waiting = ledger.jobs(states=[JobState.PENDING, JobState.ACTIVE])
+    sessions = ledger.sessions(open_only=True)
+    if (waiting or sessions) and not force:
+        saved = sum(job.checkpoint is not None for job in waiting)
+        raise ConfigError(
+            f"{len(waiting)} open jobs ({saved} with a checkpoint) and {len(sessions)} sessions depend on the"
+            f" store {config.without_password(before)}",
+            hint="wait for them or cancel them; --force leaves their code and checkpoints behind",
+        )
+    notes = []
+    if waiting or sessions:
+        notes.append(
+            f"{len(waiting)} open jobs cannot go on from what lies in {config.without_password(before)}:"
+            " cancel them and submit them again"
+        )
+    if ledger.jobs(states=[JobState.SUCCEEDED], limit=1):
+        notes.append(
+            f"results of earlier jobs stay in {config.without_password(before)};"
+            " `freegpu pull` with FREEGPU_STORE set to it brings them home"
+        )
+    return notes
