@@ -52,6 +52,7 @@ SECTIONS: Sections = MappingProxyType(
             "cell": ("cell", "cell", "Make the agent cell for a notebook."),
             "up": ("up", "up", "Move jobs on until stopped."),
             "tick": ("up", "tick", "Move jobs on once."),
+            "notify": ("notify", "notify", "Have notices sent to your phone, chat or mail."),
             "gc": ("gc", "gc", "Delete what nothing refers to any more."),
         },
         "About": {

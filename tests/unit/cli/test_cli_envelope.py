@@ -40,7 +40,7 @@ LINES: dict[str, tuple[list[str], str]] = {
     "version": (["version"], ""),
 }
 #: these have no fixed answer here: they are tried with real parts elsewhere
-ELSEWHERE = {"demo", "up"}
+ELSEWHERE = {"demo", "up", "notify"}
 
 
 def test_every_command_has_an_envelope_case() -> None:
@@ -214,7 +214,7 @@ def test_looking_works_while_nothing_can_be_moved_on(shell: Callable[..., Any], 
 def test_the_envelope_is_the_golden_one(name: str, shell: Callable[..., Any]) -> None:
     """What programs read. UPDATE_GOLDEN=1 writes the files anew; look at the difference before committing it."""
     document = shell(*LINES[name][0], "--json").envelope
-    path = GOLDEN / f"{name.replace(" ", "-")}.json"
+    path = GOLDEN / f"{name.replace(' ', '-')}.json"
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
