@@ -92,7 +92,7 @@ class Call:
     def farewell(self) -> None:
         """All has been said here: tell people elsewhere what this command's tick brought. Raises nothing."""
         for workspace in self._workspaces:
-            workspace.notifier.finish()
+            workspace.tell(finish=True)
 
     def _listen(self) -> None:
         """Show warnings that are logged, as notes: no library writes tracebacks past us to stderr."""

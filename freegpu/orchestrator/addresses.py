@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from freegpu.errors import ConfigError
-from freegpu.orchestrator.home import lock_file, write_private
+from freegpu.orchestrator.home import NOTIFY_FILE, lock_file, write_private
 from freegpu.orchestrator.notices import Notice, NoticeKind
 
 __all__ = ["FILE_NAME", "Address", "add", "check", "read", "remove", "send"]
@@ -27,7 +27,7 @@ __all__ = ["FILE_NAME", "Address", "add", "check", "read", "remove", "send"]
 log = logging.getLogger(__name__)
 
 #: the addresses, inside the home
-FILE_NAME = "notify.toml"
+FILE_NAME = NOTIFY_FILE
 #: schemes whose first part is a host, and no secret
 _HOSTED = frozenset({"json", "jsons", "xml", "xmls", "form", "forms", "mailto", "mailtos"})
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.+-]*)://")

@@ -42,7 +42,7 @@ def _run(workspace: Workspace, stop: threading.Event, on_tick: Callable[[Ticked]
     def tick() -> None:
         try:
             on_tick(workspace.tick_held())
-            workspace.notifier.start()
+            workspace.tell()
         except FreeGPUError as error:
             on_tick(Ticked(did=False, errors=(f"{error}",)))
         except Exception as error:
@@ -65,4 +65,4 @@ def _run(workspace: Workspace, stop: threading.Event, on_tick: Callable[[Ticked]
         stop.wait()
     finally:
         scheduler.shutdown(wait=True)
-        workspace.notifier.finish()
+        workspace.tell(finish=True)

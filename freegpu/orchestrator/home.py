@@ -19,6 +19,8 @@ from pathlib import Path
 from freegpu.agent.wire import check_name
 from freegpu.errors import ConfigError
 
+#: the addresses of notices; most homes have none
+NOTIFY_FILE = "notify.toml"
 _MEND = "mend the permissions of its folder, and move away what stands in its place"
 
 

@@ -193,7 +193,7 @@ def from_events(events: Iterable[AuditEvent], jobs: Mapping[str, JobFacts]) -> l
 
 def _succeeded(event: AuditEvent, facts: JobFacts) -> Notice:
     parts = []
-    if facts.took_s is not None:
+    if facts.took_s is not None and facts.took_s >= 60:
         parts.append(f"{span_text(facts.took_s)} after it was submitted")
     if facts.attempts > 1:
         parts.append(f"over {facts.attempts} attempts")

@@ -34,6 +34,7 @@ from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator import agent_archive, cells, placement, reports
 from freegpu.orchestrator.act import Identity
 from freegpu.orchestrator.home import (
+    NOTIFY_FILE,
     Holder,
     current_holder,
     home_key,
@@ -182,6 +183,14 @@ class Workspace:
 
         return Notifier(self.settings.home, self.settings.db, self.clock)
 
+    def tell(self, *, finish: bool = False) -> None:
+        """Send what the ticks of this process brought: in the background, or waiting some seconds for it."""
+        if "notifier" in vars(self):  # else no tick had anybody to tell
+            if finish:
+                self.notifier.finish()
+            else:
+                self.notifier.start()
+
     def balances(self) -> list[Balance]:
         """Every pool of quota as the ledger has it now; asks no platform."""
         sessions = self.ledger.sessions(open_only=True)
@@ -203,7 +212,8 @@ class Workspace:
     def tick_held(self) -> Ticked:
         """One tick by somebody who holds the lock."""
         report = self.reconciler.tick()
-        self.notifier.note(self.balances)
+        if (self.settings.home / NOTIFY_FILE).exists():
+            self.notifier.note(self.balances)
         return Ticked(did=True, actions=report.actions, errors=report.problems)
 
     def tick(self, *, block: bool = False, command: str = "freegpu tick") -> Ticked:
