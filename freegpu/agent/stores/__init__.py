@@ -14,7 +14,10 @@ __all__ = ["FORMAT", "Access", "Store", "StoreError", "check_home", "open_store"
 FORMAT = 1
 
 #: scheme of the URL -> (module, class); imported on use
-_BACKENDS = {"folder": ("freegpu.agent.stores.folder", "FolderStore")}
+_BACKENDS = {
+    "folder": ("freegpu.agent.stores.folder", "FolderStore"),
+    "s3": ("freegpu.agent.stores.s3", "S3Store"),
+}
 
 
 def open_store(url: str, access: Optional[Access] = None) -> Store:

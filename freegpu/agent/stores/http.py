@@ -28,6 +28,7 @@ from typing import (
     List,
     Mapping,
     Optional,
+    Protocol,
     Tuple,
     Union,
 )
@@ -58,6 +59,16 @@ class FileRange:
 
 
 Body = Union[bytes, memoryview, FileRange]
+
+
+class Sink(Protocol):
+    """What a body can be streamed into: a binary file, or what behaves like one."""
+
+    def tell(self) -> int: ...
+    def seek(self, to: int, /) -> int: ...
+    def write(self, data: memoryview, /) -> object: ...
+
+
 Headers = Mapping[str, str]
 
 
@@ -163,7 +174,7 @@ class Http:
         headers: Union[Headers, Callable[[], Headers], None] = None,
         body: Body = b"",
         *,
-        into: "Optional[IO[bytes]]" = None,
+        into: Optional[Sink] = None,
         ok: Container[int] = (200,),
         repeat: bool = False,
         again: Optional[Callable[[Reply], bool]] = None,
@@ -181,9 +192,9 @@ class Http:
         parts = urlsplit(url)
         end = self._clock.monotonic() + self.patience
         at = into.tell() if into is not None else 0
-        tried, stale = 0, False
+        tried, sent, stale = 0, 0, False
         while True:
-            tried += 1
+            tried, sent = tried + 1, sent + 1
             if into is not None:
                 into.seek(at)
             wait = min(_LONGEST_S, _FIRST_S * 2 ** (tried - 1)) * (0.5 + self._jitter() / 2)
@@ -203,10 +214,10 @@ class Http:
             else:
                 later = again is not None and again(reply)
                 if reply.status in ok and not later:
-                    return replace(reply, tries=tried)
+                    return replace(reply, tries=sent)
                 may = repeat and (later or reply.status in LATER)
                 wait = max(wait, _retry_after(reply, self._clock.time()))
-                failure = _refused(method, parts.hostname or "", replace(reply, tries=tried))
+                failure = _refused(method, parts.hostname or "", replace(reply, tries=sent))
             if not may or tried >= self.tries or self._clock.monotonic() + wait > end:
                 raise failure
             self._clock.sleep(wait)
@@ -217,7 +228,7 @@ class Http:
         parts: SplitResult,
         headers: Headers,
         body: Body,
-        into: "Optional[IO[bytes]]",
+        into: Optional[Sink],
         ok: Container[int],
     ) -> Reply:
         with contextlib.ExitStack() as stack:
@@ -413,7 +424,7 @@ def _locally(call: Callable[[Any], Any], data: Any) -> Any:
         raise _Local(error) from error
 
 
-def _stream(response: http.client.HTTPResponse, into: "IO[bytes]") -> None:
+def _stream(response: http.client.HTTPResponse, into: Sink) -> None:
     """The whole body into the file; http.client tells nobody when a body ends too early."""
     expected, got = response.length, 0
     block = memoryview(bytearray(_BLOCK))
