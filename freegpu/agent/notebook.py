@@ -25,7 +25,7 @@ from freegpu.agent import gpu, wire
 from freegpu.agent.loop import EXIT, VIEW
 from freegpu.agent.show import Show
 from freegpu.agent.stores import Access, StoreError, check_home, open_store
-from freegpu.agent.vault import Token, VaultError, vault
+from freegpu.agent.vault import KEY_NAME, Token, VaultError, vault
 
 _LOOK_S = 1.0
 #: how each end reads; anything else is shown as it is
@@ -105,10 +105,6 @@ def run(cell: Mapping[str, Any], agent: "os.PathLike[str]") -> str:
     if end in ("idle", "drained", "bye", "limit") and cell["release"]:
         box.release()
     return end
-
-
-#: the name under which a notebook's secret store keeps the cell's key, where the notebook itself is public
-KEY_NAME = "FREEGPU_CELL_KEY"
 
 
 # --- what this machine is -----------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ import os
 import time
 from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
+#: the name under which a notebook's secret store keeps the cell's key, where the notebook itself is public
+KEY_NAME = "FREEGPU_CELL_KEY"
 #: an access token and the seconds that it is good for
 Token = Tuple[str, float]
 

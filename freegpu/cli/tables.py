@@ -275,6 +275,12 @@ def status_lines(
         lines += table(JOB_COLUMNS, job_rows, room=room, paint=paint)
     if hidden:
         lines.append(f"... and {count(hidden, 'more pending job')}: freegpu jobs --state pending")
+    if status.invitations:
+        lines += ["", title("One click away")]
+        lines += [
+            f"{safe(one.platform)} {one.card}".strip() + f": {safe(one.sentence)}"
+            for one in status.invitations
+        ]
     lines += ["", _orchestrator(status.orchestrator, room)]
     return lines
 

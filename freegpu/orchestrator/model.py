@@ -412,6 +412,11 @@ class StartSession:
     reserve_s: float
     why: str
 
+    @property
+    def placed(self) -> tuple[Assignment, ...]:
+        """The jobs that this gives a place to."""
+        return self.assignments
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assign:
@@ -420,6 +425,11 @@ class Assign:
     session: str
     assignment: Assignment
     why: str
+
+    @property
+    def placed(self) -> tuple[Assignment, ...]:
+        """The jobs that this gives a place to."""
+        return (self.assignment,)
 
 
 Action = StartSession | Assign

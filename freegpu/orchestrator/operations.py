@@ -31,7 +31,7 @@ from freegpu.errors import (
 )
 from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState
 from freegpu.jobs.model import JobSpec
-from freegpu.orchestrator import agent_archive, cells, placement, reports
+from freegpu.orchestrator import agent_archive, cells, invitations, placement, reports
 from freegpu.orchestrator.act import Identity
 from freegpu.orchestrator.home import (
     NOTIFY_FILE,
@@ -43,8 +43,9 @@ from freegpu.orchestrator.home import (
     save_secrets,
     submission_lock,
 )
+from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
-from freegpu.orchestrator.model import Job, NewJob, Place, Score, Waiting
+from freegpu.orchestrator.model import Job, NewJob, Place, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
 from freegpu.orchestrator.shared import open_shared
 from freegpu.orchestrator.views import (
@@ -213,7 +214,14 @@ class Workspace:
         """One tick by somebody who holds the lock."""
         report = self.reconciler.tick()
         if (self.settings.home / NOTIFY_FILE).exists():
-            self.notifier.note(self.balances)
+            from freegpu.orchestrator import notices
+
+            clicks = [
+                notices.attended(one.platform, one.url, one.sentence, worth=one.worth)
+                for one in self._invitations(report.left, utc(self.clock))
+                if one.pays
+            ]
+            self.notifier.note(self.balances, clicks)
         return Ticked(did=True, actions=report.actions, errors=report.problems)
 
     def tick(self, *, block: bool = False, command: str = "freegpu tick") -> Ticked:
@@ -454,7 +462,18 @@ class Workspace:
             counts={str(state): count for state, count in self.ledger.job_counts().items()},
             orchestrator=str(current_holder(self.settings.home) or ""),
             problems=tuple(problems),
+            invitations=self._invitations(self.reconciler.snapshot(places=places), now)
+            if any(place.capabilities.attended for place in places)
+            else (),
         )
+
+    def _invitations(self, snapshot: Snapshot, now: datetime) -> tuple[Invitation, ...]:
+        urls = {
+            name: adapter.inner.facts.url
+            for name, adapter in self.adapters.items()
+            if isinstance(adapter.inner, attended.AttendedAdapter)
+        }
+        return invitations.invitations(snapshot, now, urls)
 
     def _places(self, problems: list[str]) -> list[Place]:
         return self.reconciler.places(self.ledger.sessions(open_only=True), problems)
@@ -489,10 +508,13 @@ class Workspace:
         scores = placement.explain(waiting, snapshot, now)
         best = next((s for s in scores if s.feasible), None)
         chosen = f"{best.platform} {best.card}" if best else ""
+        alone = replace(snapshot, waiting=(waiting,))
+        clicks = self._invitations(alone, now) if found.state is JobState.PENDING else ()
         return Why(
             job=self._view(found),
-            sentence=reports.sentence(self.ledger, found, chosen, now),
+            sentence=reports.sentence(self.ledger, found, chosen, now, next(iter(clicks), None)),
             scores=tuple(scores),
+            invitations=clicks,
         )
 
     def log_chunks(

@@ -93,8 +93,15 @@ def explain(job: Waiting, snapshot: Snapshot, now: datetime) -> list[Score]:
     return scores + [_nothing(place, fit.kind, now) for place in silent]
 
 
+def nothing_on(place: Place) -> str:
+    """Why a platform has no offer, as far as we can tell."""
+    if place.capabilities.attended:
+        return f"a person must start a session: freegpu cell {place.platform}"
+    return "offers nothing now"
+
+
 def _nothing(place: Place, kind: Kind, now: datetime) -> Score:
-    why = kind.refused(place.platform) or blocked(place, now) or "offers nothing now"
+    why = kind.refused(place.platform) or blocked(place, now) or nothing_on(place)
     return Score(
         platform=place.platform,
         card="",

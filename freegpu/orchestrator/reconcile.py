@@ -48,6 +48,8 @@ class TickReport:
 
     actions: tuple[str, ...]
     problems: tuple[str, ...]
+    #: what decided, with the jobs that still wait after it
+    left: Snapshot = Snapshot()
 
 
 class Reconciler:
@@ -87,10 +89,15 @@ class Reconciler:
         except StoreError as error:
             problems.append(str(error))
         problems += observer.run()
+        left = Snapshot()
         try:
             actor.catch_up()
             snapshot = self.snapshot(problems)
             actions = placement.decide(snapshot, self.now())
+            placed = {assignment.job for action in actions for assignment in action.placed}
+            left = replace(
+                snapshot, waiting=tuple(j for j in snapshot.waiting if j.id not in placed)
+            )
             for action in actions:
                 actor.act(action)
             actor.release_idle(waiting=bool(snapshot.waiting))
@@ -98,7 +105,9 @@ class Reconciler:
         except StoreError as error:
             problems.append(str(error))
         return TickReport(
-            actions=tuple(actor.done), problems=tuple(dict.fromkeys(problems + actor.problems))
+            actions=tuple(actor.done),
+            problems=tuple(dict.fromkeys(problems + actor.problems)),
+            left=left,
         )
 
     def rehearse(self, actions: Sequence[Action]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -134,10 +143,16 @@ class Reconciler:
 
     # --- what decisions are made on ---------------------------------------------------------------------
 
-    def snapshot(self, problems: list[str] | None = None, *, always: bool = False) -> Snapshot:
+    def snapshot(
+        self,
+        problems: list[str] | None = None,
+        *,
+        always: bool = False,
+        places: Sequence[Place] | None = None,
+    ) -> Snapshot:
         """Jobs that wait, slots that are free, places that could be had. Asks platforms only if a job waits.
 
-        `always` asks them anyway (for `status` and `why`); failures are added to `problems`.
+        `always` asks them anyway (for `why`); failures are added to `problems`. `places`: they have been asked.
         """
         waiting = self.ledger.waiting(self.now())
         if not waiting and not always:
@@ -147,7 +162,11 @@ class Reconciler:
         return Snapshot(
             waiting=waiting,
             free_slots=self._free_slots(sessions),
-            places=tuple(self.places(sessions, problems if problems is not None else [])),
+            places=tuple(
+                self.places(sessions, problems if problems is not None else [])
+                if places is None
+                else places
+            ),
         )
 
     def _with_learned_lengths(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:

@@ -8,8 +8,10 @@ from datetime import datetime
 
 from freegpu.adapters.base import Adapter, Offer
 from freegpu.jobs.lifecycle import JobState, SessionState
+from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt, Balance, FigureSource, Job, Place, Session
+from freegpu.orchestrator.placement import nothing_on
 from freegpu.orchestrator.views import JobView, PlatformView, SessionView, SlotView
 
 
@@ -56,7 +58,7 @@ def platform_views(
         balances = {balance.pool: balance for balance in place.balances}
         problem = place.blocked_why if place.blocked_until else ""
         if not place.offers:
-            problem = problem or "offers nothing now"
+            problem = problem or ("" if place.capabilities.attended else nothing_on(place))
             views.append(_platform_view(place, None, next(iter(balances.values()), None), problem))
         views += [
             _platform_view(place, offer, balances.get(offer.pool), problem)
@@ -150,8 +152,10 @@ def _left(session: Session, now: datetime) -> float | None:
     return max(0.0, session.limit_s - (now - session.started_at).total_seconds())
 
 
-def sentence(ledger: Ledger, job: Job, chosen: str, now: datetime) -> str:
-    """Why the job is where it is, in one sentence."""
+def sentence(
+    ledger: Ledger, job: Job, chosen: str, now: datetime, invitation: Invitation | None = None
+) -> str:
+    """Why the job is where it is, in one sentence. `invitation`: a click that would start it."""
     if job.state is not JobState.PENDING:
         attempts = ledger.attempts(job=job.id)
         if job.state is JobState.ACTIVE and attempts:
@@ -167,6 +171,8 @@ def sentence(ledger: Ledger, job: Job, chosen: str, now: datetime) -> str:
         return f"{job.name} is tried again in {seconds:.0f} s: {job.why}"
     if chosen:
         return f"{job.name} will go to {chosen}"
+    if invitation is not None:
+        return f"{job.name} needs one click: {invitation.sentence}"
     return f"{job.name} waits: no place can take it now"
 
 

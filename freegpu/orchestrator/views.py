@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from freegpu.jobs.model import JobSpec
+from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.model import (
     Attempt,
     AuditEvent,
@@ -187,6 +188,8 @@ class Status:
     #: who holds the orchestrator lock; "" : nobody, commands tick by themselves
     orchestrator: str
     problems: tuple[str, ...] = ()
+    #: sessions that a person could start now, and what for
+    invitations: tuple[Invitation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,6 +210,8 @@ class Why:
     job: JobView
     sentence: str
     scores: tuple[Score, ...]
+    #: sessions that a person could start now for this job
+    invitations: tuple[Invitation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
