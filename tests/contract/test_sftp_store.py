@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.sshd import Sshd, need_sshd
 
 from freegpu.adapters.stores import open_any
 from freegpu.adapters.stores.sftp import SftpStore
 from freegpu.adapters.stores.ssh import SshRefused
 from freegpu.agent.stores.base import Access, Properties, Stat, StoreError, StoreGone
 from freegpu.testing.suites import StoreSuite
+from tests.contract.sshd import Sshd, need_sshd
 
 #: what a probe finds here; test_connect_store probes for real
 PROBED = Properties(cas=True, ordered=True, lists_lag=False, max_object=None, min_poll=0.2)
@@ -224,7 +224,7 @@ def test_a_host_with_another_key_than_the_known_one_is_refused(
     other = (at_home.home / ".ssh" / "id_ed25519.pub").read_text().split()[1]
     known.write_text(f"[127.0.0.1]:{at_home.port} ssh-ed25519 {other}\n")
     try:
-        with pytest.raises(SshRefused, match="not the one in known_hosts.*ssh-keygen -R"):
+        with pytest.raises(SshRefused, match=r"not the one in known_hosts.*ssh-keygen -R"):
             SftpStore(at_home.url(tmp_path).removeprefix("sftp:")).get("jobs/x")
     finally:
         known.write_text(before)
@@ -245,7 +245,7 @@ def test_a_key_that_is_not_accepted_is_told(
         [need_sshd()[1], "-q", "-t", "ed25519", "-N", "", "-f", str(home / ".ssh" / "id_ed25519")],
         check=True,
     )
-    with pytest.raises(SshRefused, match="accepts none of your keys.*ssh-copy-id"):
+    with pytest.raises(SshRefused, match=r"accepts none of your keys.*ssh-copy-id"):
         SftpStore(url).get("jobs/x")
 
 

@@ -382,15 +382,15 @@ class SftpStore:
             if client is None:
                 client = self._line.sftp()
             # after a failure in the middle of a file the channel is not used again
-            usable = False
+            intact = False
             try:
                 yield client
-                usable = True
+                intact = True
             except (ObjectMissing, StoreGone):
-                usable = True
+                intact = True
                 raise
             finally:
-                if usable:
+                if intact:
                     with self._lock:
                         self._idle.append((transport, client))
                 else:
