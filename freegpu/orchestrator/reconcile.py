@@ -7,7 +7,7 @@ on. Whoever ticks holds the home's orchestrator lock (`operations` and `daemon` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -49,7 +49,7 @@ class TickReport:
     actions: tuple[str, ...]
     problems: tuple[str, ...]
     #: what decided, with the jobs that still wait after it
-    left: Snapshot = Snapshot()
+    left: Snapshot = field(default_factory=Snapshot)
 
 
 class Reconciler:
