@@ -33,6 +33,35 @@ _FETCH: Mapping[str, str] = {
 archive = pathlib.Path(cell["store"].partition(":")[2], cell["agent"])
 data = archive.read_bytes() if archive.is_file() else b""
 """,
+    "s3": """\
+import datetime, hmac, os, urllib.parse, urllib.request
+{secret}
+# one signed GET (AWS Signature Version 4)
+place = urllib.parse.urlsplit(cell["url"])
+moment = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+scope = f"{{moment[:8]}}/{{cell['region']}}/s3/aws4_request"
+empty = hashlib.sha256(b"").hexdigest()
+names = "host;x-amz-content-sha256;x-amz-date"
+lines = f"host:{{place.netloc}}\\nx-amz-content-sha256:{{empty}}\\nx-amz-date:{{moment}}\\n"
+request = "\\n".join(("GET", place.path, "", lines, names, empty))
+key = ("AWS4" + str(secret("AWS_SECRET_ACCESS_KEY"))).encode()
+for word in scope.split("/"):
+    key = hmac.new(key, word.encode(), "sha256").digest()
+proof = "\\n".join(("AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(request.encode()).hexdigest()))
+proof = hmac.new(key, proof.encode(), "sha256").hexdigest()
+allow = f"AWS4-HMAC-SHA256 Credential={{secret('AWS_ACCESS_KEY_ID')}}/{{scope}}, SignedHeaders={{names}}, Signature={{proof}}"
+headers = {{"x-amz-date": moment, "x-amz-content-sha256": empty, "Authorization": allow}}
+try:
+    data = urllib.request.urlopen(urllib.request.Request(cell["url"], headers=headers)).read()
+except OSError as error:
+    raise SystemExit(f"freegpu: the store did not hand out the agent: {{error}}; are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY right?")
+""",
+}
+
+#: how a notebook's own secret store is asked
+_SECRET: Mapping[str, str] = {
+    "colab": "from google.colab import userdata\nsecret = userdata.get  # Colab's Secrets, the key icon at the left",
+    "kaggle": "from kaggle_secrets import UserSecretsClient\nsecret = UserSecretsClient().get_secret  # Add-ons > Secrets",
 }
 
 _TAIL = """\
@@ -64,7 +93,12 @@ def text(cell: Mapping[str, Any], *, version: str) -> str:
         title=cell["title"], version=version, what=cards, warning=secret or "", data=data
     )
     mount = _MOUNT if cell["platform"] == "colab" and rest.startswith("/content/drive") else ""
-    return head + mount + _FETCH[scheme] + _TAIL.format(platform=cell["platform"])
+    return head + mount + _fetch(scheme, cell["platform"]) + _TAIL.format(platform=cell["platform"])
+
+
+def _fetch(scheme: str, platform: str) -> str:
+    asked = _SECRET.get(platform, "secret = os.environ.get")
+    return _FETCH[scheme].format(secret=asked) if scheme != "folder" else _FETCH[scheme]
 
 
 def notebook(cell: Mapping[str, Any], *, version: str) -> dict[str, Any]:

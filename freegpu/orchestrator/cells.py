@@ -31,7 +31,7 @@ from freegpu.orchestrator.pace import pace
 from freegpu.orchestrator.views import CellMade
 
 #: what the agent can open by itself
-NOTEBOOK_STORES = ("folder",)
+NOTEBOOK_STORES = ("folder", "s3")
 _META = "cells"
 #: more slots than any machine has cards: what says more is not believed
 _MOST_SLOTS = 64
@@ -84,6 +84,7 @@ def contents(
     rhythm = pace(settings, store.properties)
     needs = _needs(cell.store)
     return {
+        **_address(cell),
         "platform": facts.kind,
         "title": facts.title,
         "home": home_id,
@@ -104,11 +105,23 @@ def contents(
     }
 
 
+def _address(cell: Cell) -> dict[str, str]:
+    """Where the cell itself fetches the agent, as far as the store's address does not say so."""
+    scheme, _, rest = cell.store.partition(":")
+    if scheme != "s3":
+        return {}
+    from freegpu.agent.stores.s3_place import place
+
+    bucket, prefix, endpoint, region = place(rest)
+    key = wire.agent_key(cell.agent_sha256)
+    return {"url": f"{endpoint}/{bucket}/{prefix}{key}", "region": region}
+
+
 def _needs(store: str) -> list[str]:
     """Names of the secrets that opening the store takes; "?": it can do without."""
     scheme = store.partition(":")[0]
     if scheme == "s3":
-        return ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN?"]
+        return ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
     return []
 
 
