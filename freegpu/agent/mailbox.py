@@ -7,7 +7,7 @@ lost and nobody else notices.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from freegpu.agent import wire
 from freegpu.agent.clock import Clock
@@ -56,7 +56,8 @@ class Mailbox:
         self._gap_told = False
         self._counter = 0
         self._beat_at = float("-inf")
-        self._shape: object = None
+        self._shape: Optional[Tuple[Any, Any, List[Any]]] = None
+        self._orchestrator_at = float("-inf")
         self._orchestrator = 0
         self._away_since: Optional[float] = None
         self._away_told = False
@@ -135,6 +136,11 @@ class Mailbox:
     def _beat(self) -> float:
         return self._profile.beat_s
 
+    def _listen(self) -> float:
+        """Seconds between looks at the orchestrator's heartbeat: rarely, once nothing of ours waits for its word."""
+        idle = self._orchestrator and self._outbox.settled and self._shape and not self._shape[2]
+        return self._beat() * (4 if idle else 1)
+
     # --- in ----------------------------------------------------------------------------------------
 
     def _poll(self, now: float) -> float:
@@ -182,8 +188,9 @@ class Mailbox:
             self._outbox.post(wire.NOTICE, {"code": "inbox_gap", "detail": detail})
 
     def _read_orchestrator(self, now: float) -> None:
-        if now - self._beat_at < self._beat() and not self._finishing:
+        if now - self._orchestrator_at < self._listen() and not self._finishing:
             return
+        self._orchestrator_at = now
         try:
             data = self._store.get(wire.orchestrator_beat_key(self._profile.session))
             beat = wire.unpack(data, self._key)
@@ -223,7 +230,7 @@ class Mailbox:
         self._away_since, self._away_told, self._backoff = None, False, 0.0
 
 
-def _shape(status: Mapping[str, Any]) -> object:
+def _shape(status: Mapping[str, Any]) -> Tuple[Any, Any, List[Any]]:
     """What of the status is worth a heartbeat at once: not how far it is, but where."""
     slots = [(s["slot"], s["attempt"], s["phase"]) for s in status["slots"]]
     return (status["state"], status["inbox_seq"], slots)

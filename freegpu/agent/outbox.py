@@ -82,6 +82,12 @@ class Outbox:
             for known in [known for known in self._events if known <= seq]:
                 del self._events[known]
 
+    @property
+    def settled(self) -> bool:
+        """Every event has been read by the orchestrator."""
+        with self._lock:
+            return not self._events
+
     def unsent(self) -> int:
         """Events that the store has not taken yet."""
         with self._lock:

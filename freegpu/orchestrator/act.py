@@ -84,6 +84,8 @@ class Actor:
     identity: Identity
     settings: Settings
     now: Callable[[], datetime]
+    #: session -> what our last heartbeat to it said, and when
+    answered: dict[str, tuple[Any, datetime]] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -305,6 +307,8 @@ class Actor:
     def answer(self) -> None:
         """Our heartbeat to every session that listens, with what we have handled and confirmed."""
         waiting: int | None = None
+        # the same words again are only a sign of life: behind an API they may come rarely
+        again_s = 4 * pace(self.settings, self.store.properties).rest_s
         for session in self.ledger.sessions(open_only=True):
             if session.state not in (SessionState.LIVE, SessionState.ENDING):
                 continue
@@ -315,6 +319,15 @@ class Actor:
                 checkpoint = self.ledger.job(attempt.job).checkpoint
                 if checkpoint is not None and checkpoint.attempt == attempt.id:
                     confirmed[attempt.id] = checkpoint.generation
+            word = (session.outbox_seen, confirmed, waiting)
+            last = self.answered.get(session.id)
+            if (
+                last is not None
+                and last[0] == word
+                and 0 <= (self.now() - last[1]).total_seconds() < again_s
+            ):
+                continue
+            self.answered[session.id] = (word, self.now())
             counter = session.our_counter + 1
             self.ledger.note_session(session.id, our_counter=counter)
             self.mailbox(session.id).answer(counter, session.outbox_seen, confirmed, waiting)

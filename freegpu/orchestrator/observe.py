@@ -49,6 +49,8 @@ class Observer:
     now: Callable[[], datetime]
     silent_polls: int
     poll_gap_s: float
+    #: a session where nothing runs is asked no more often than this, seconds
+    rest_s: float = 0.0
 
     def run(self) -> list[str]:
         """Observe every open session; returns problems, as sentences."""
@@ -73,8 +75,11 @@ class Observer:
             for session in sessions:
                 if not session.state.open:
                     continue
+                word = seen.get(SessionRef(session.ref)) if session.ref else None
+                if self._rests(session, word):
+                    continue
                 try:
-                    self._one(session, seen.get(SessionRef(session.ref)) if session.ref else None)
+                    self._one(session, word)
                 except StoreError as error:
                     # not our agent's silence: we cannot hear, so nobody is judged
                     problems.append(str(error))
@@ -92,6 +97,18 @@ class Observer:
         self.finish(session, EndReason.LAUNCH_FAILED, "it was never started", charged_s=0.0)
         return self.ledger.session(session.id)
 
+    def _rests(self, session: Session, word: Observation | None) -> bool:
+        """Nothing is expected of it, and it was looked at a moment ago: each look is a request to its store."""
+        if session.state is not SessionState.LIVE or session.polled_at is None or not self.rest_s:
+            return False
+        if session.beat.get("state") != "idle" or (
+            word is not None and word.state is not PlatformState.RUNNING
+        ):
+            return False
+        if not 0 <= (self.now() - session.polled_at).total_seconds() < self.rest_s:
+            return False
+        return not self.ledger.attempts(session=session.id, open_only=True)
+
     def _one(self, session: Session, observation: Observation | None) -> None:
         over = observation is not None and observation.state in (
             PlatformState.ENDED,
@@ -104,7 +121,8 @@ class Observer:
                 session.id, SessionEvent.UNKNOWN_WORD, raw_state=observation.raw
             )
         session, beat = self._listen(session, observation)
-        session = self._read_events(session, last_call=over)
+        if beat is None or over or not self._at_rest(session, beat):
+            session = self._read_events(session, last_call=over)
         if beat is not None and beat.get("state") == "ended" and self._all_read(session, beat):
             self.finish(session, EndReason.LOST, "its agent has ended", charged_s=_uptime(beat))
         elif over and observation is not None:
@@ -184,6 +202,10 @@ class Observer:
                 break
             self.ledger.note_session(session.id, outbox_seen=event["seq"])
         return self.ledger.session(session.id)
+
+    def _at_rest(self, session: Session, beat: Mapping[str, Any]) -> bool:
+        """An idle agent's heartbeat tells how many events there are; none is missing."""
+        return bool(self.rest_s) and beat.get("state") == "idle" and self._all_read(session, beat)
 
     def _all_read(self, session: Session, beat: Mapping[str, Any]) -> bool:
         return session.outbox_seen >= int(beat.get("outbox_seq") or 0)

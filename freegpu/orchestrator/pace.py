@@ -19,6 +19,8 @@ class Pace:
     poll_s: float
     beat_s: float
     idle_s: float
+    #: a session where nothing runs is looked at this often by the orchestrator, and so are new sessions
+    rest_s: float
 
     @property
     def gap_s(self) -> float:
@@ -34,4 +36,5 @@ def pace(settings: Settings, properties: Properties) -> Pace:
         beat_s=max(settings.beat_s, 3 * least) if least >= 1 else settings.beat_s,
         # a ticket needs several looks of both sides: leaving earlier would give work up that is on its way
         idle_s=max(settings.idle_s, 60 * least) if least >= 1 else settings.idle_s,
+        rest_s=3 * least if least >= 1 else 0.0,
     )

@@ -72,6 +72,9 @@ class Reconciler:
         self.settings = settings
         self.now = now
         self.desk = EventDesk(ledger, store, now)
+        self._welcomed: datetime | None = None
+        #: session -> what our last heartbeat to it said, and when
+        self._answered: dict[str, tuple[Any, datetime]] = {}
 
     def mailbox(self, session: str) -> Mailbox:
         """The orchestrator's end of a session's mailbox."""
@@ -83,9 +86,7 @@ class Reconciler:
         actor = self._actor()
         problems: list[str] = []
         try:
-            problems += cells.adopt(
-                self.ledger, self.store, self.identity.key, self.adapters, self.now()
-            )
+            problems += self._welcome()
         except StoreError as error:
             problems.append(str(error))
         problems += observer.run()
@@ -110,6 +111,14 @@ class Reconciler:
             left=left,
         )
 
+    def _welcome(self) -> list[str]:
+        """Take in sessions that people have begun, as often as the store may be asked."""
+        now, rest_s = self.now(), pace(self.settings, self.store.properties).rest_s
+        if self._welcomed is not None and 0 <= (now - self._welcomed).total_seconds() < rest_s:
+            return []
+        self._welcomed = now
+        return cells.adopt(self.ledger, self.store, self.identity.key, self.adapters, now)
+
     def rehearse(self, actions: Sequence[Action]) -> list[tuple[str, Mapping[str, Any]]]:
         """(platform, the exact request) for each session that these actions would start; nothing is started."""
         actor = self._actor()
@@ -120,6 +129,7 @@ class Reconciler:
         ]
 
     def _observer(self) -> Observer:
+        rhythm = pace(self.settings, self.store.properties)
         return Observer(
             ledger=self.ledger,
             adapters=self.adapters,
@@ -127,7 +137,8 @@ class Reconciler:
             desk=self.desk,
             now=self.now,
             silent_polls=self.settings.silent_polls,
-            poll_gap_s=pace(self.settings, self.store.properties).gap_s,
+            poll_gap_s=rhythm.gap_s,
+            rest_s=rhythm.rest_s,
         )
 
     def _actor(self) -> Actor:
@@ -139,6 +150,7 @@ class Reconciler:
             identity=self.identity,
             settings=self.settings,
             now=self.now,
+            answered=self._answered,
         )
 
     # --- what decisions are made on ---------------------------------------------------------------------
