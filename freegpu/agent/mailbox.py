@@ -139,7 +139,7 @@ class Mailbox:
     def _listen(self) -> float:
         """Seconds between looks at the orchestrator's heartbeat: rarely, once nothing of ours waits for its word."""
         idle = self._orchestrator and self._outbox.settled and self._shape and not self._shape[2]
-        return self._beat() * (4 if idle else 1)
+        return self._beat() * (6 if idle else 1)
 
     # --- in ----------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from freegpu.adapters.base import (
     WindowKind,
 )
 from freegpu.agent import wire
-from freegpu.agent.stores.base import Source
+from freegpu.agent.stores.base import Properties, Source, Stat
 from freegpu.agent.stores.folder import FolderStore
 from freegpu.errors import AdapterError, NoCapacityError, UnreachableError
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState, SessionState
@@ -678,3 +678,63 @@ def test_a_start_that_dies_at_the_platform_is_adopted_or_closed_by_the_next_tick
     closed = world.ledger.attempts(job=job.id)[0]
     assert closed.reason is EndReason.LAUNCH_FAILED
     assert sum(amounts(world, EntryKind.RELEASE)) < sum(amounts(world, EntryKind.RESERVE))
+
+
+class _Metered(FolderStore):
+    """A store behind an API: every call is a request that somebody counts."""
+
+    calls: list[str]
+
+    @property
+    def properties(self) -> Properties:
+        return replace(super().properties, min_poll=5.0)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.calls.append(f"get {key}")
+        return super().get(key, start, end)
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        self.calls.append(f"list {prefix}")
+        return super().list(prefix, after)
+
+    def put(self, key: str, source: Source) -> None:
+        self.calls.append(f"put {key}")
+        super().put(key, source)
+
+    def stat(self, key: str, digest: bool = False) -> Stat | None:
+        self.calls.append(f"stat {key}")
+        return super().stat(key, digest)
+
+
+def test_an_idle_session_costs_a_store_behind_an_api_one_request_in_15_s(world: World) -> None:
+    """A tick every 5 s for ten minutes, the agent's heartbeat every 15 s; what it says last is still heard."""
+    world.settings = replace(world.settings, beat_s=15.0)
+    job = world.submit()
+    attempt = world.up(job)
+    world.says(
+        attempt,
+        wire.ENDED,
+        reason="completed",
+        exit_code=0,
+        seconds=1.0,
+        outputs=world.result(attempt),
+    )
+    world.submit("another", needs=Needs(accelerators=(Accelerator(card="H100"),)))  # keeps it open
+    world.beat(attempt.session, state="idle", inbox_seq=9)
+    world.tick(5.0)
+    metered = _Metered(world.store.root, sync=False)
+    metered.calls = []
+    world.reconciler = world.make_reconciler(metered)
+    world.tick(15.0)
+    metered.calls.clear()
+    for number in range(120):
+        if number % 3 == 0:
+            world.beat(attempt.session, state="idle", uptime=5.0 * number, inbox_seq=9)
+        world.tick(5.0)
+    looks = [call for call in metered.calls if not call.startswith("put")]
+    assert len(looks) <= 600 / 15 + 1, looks[:10]
+    assert len(metered.calls) - len(looks) <= 600 / 60 + 1
+    world.beat(attempt.session, state="ended", uptime=700.0)
+    for _ in range(4):
+        world.tick(5.0)
+    assert world.session(attempt).state is SessionState.ENDED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ import pytest
 from freegpu.agent import wire
 from freegpu.agent.mailbox import Mailbox
 from freegpu.agent.outbox import Outbox
+from freegpu.agent.stores.base import Properties
 from tests.unit.agent_parts import CPU, HOME, KEY, SESSION, ManualClock, Unsteady
 
 
 class Bench:
     """A mailbox whose tickets are collected and whose status is what the test says."""
 
-    def __init__(self, folder: Path, **profile: Any) -> None:
+    def __init__(
+        self, folder: Path, store_class: type[Unsteady] = Unsteady, **profile: Any
+    ) -> None:
         self.clock = ManualClock()
-        self.store = Unsteady(folder / "store")
+        self.store = store_class(folder / "store")
         self.outbox = Outbox(SESSION, KEY, self.clock)
         self.delivered: list[tuple[int, str]] = []
         self.confirmed: list[dict[str, int]] = []
@@ -285,3 +289,45 @@ def test_the_last_step_writes_what_is_left_and_a_last_heartbeat(tmp_path: Path) 
     assert bench.notices() == ["last"]
     assert bench.beat()["state"] == "ended"
     assert bench.delivered == []
+
+
+class _Metered(Unsteady):
+    """A store behind an API: every call is a request that somebody counts."""
+
+    @property
+    def properties(self) -> Properties:
+        return replace(self.inner.properties, min_poll=5.0)
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        self.reads.append(f"{prefix}/")
+        return super().list(prefix, after)
+
+
+def test_an_idle_agent_asks_a_store_behind_an_api_at_most_once_in_15_s(tmp_path: Path) -> None:
+    """Over an hour without work, its reads; its own heartbeat is one write in 15 s. Work is still found in time."""
+    bench = Bench(tmp_path, poll_s=5.0, beat_s=15.0, store_class=_Metered)
+    bench.answer(1, 0)
+    bench.pass_time(300)
+    bench.store.reads.clear()
+    bench.store.puts.clear()
+    bench.pass_time(3600)
+    assert len(bench.store.reads) <= 3600 / 15
+    assert len(bench.store.puts) <= 3600 / 15 + 1
+    bench.lay(1)
+    bench.pass_time(25)
+    assert bench.delivered == [(1, "drain")]
+
+
+def test_an_agent_that_waits_for_the_orchestrator_s_word_looks_at_every_heartbeat(
+    tmp_path: Path,
+) -> None:
+    """With an event that nobody has acknowledged yet."""
+    bench = Bench(tmp_path, poll_s=5.0, beat_s=15.0, store_class=_Metered)
+    bench.answer(1, 0)
+    bench.pass_time(300)
+    bench.outbox.post(wire.NOTICE, {"code": "any", "detail": ""})
+    bench.pass_time(60)
+    bench.store.reads.clear()
+    bench.pass_time(600)
+    looks = bench.store.reads.count(wire.orchestrator_beat_key(SESSION))
+    assert 38 <= looks <= 42
