@@ -44,12 +44,17 @@ class Verdict:
     why: str
 
 
-def decide(retry: Retry, reason: EndReason, *, failures: int, preemptions: int) -> Verdict:
+def decide(
+    retry: Retry, reason: EndReason, *, failures: int, preemptions: int, begun: bool = True
+) -> Verdict:
     """What the end of the current attempt does to its job, given its counts so far.
 
-    `failures: 1` means that one failed attempt is forgiven: the second one fails the job.
+    `failures: 1` means that one failed attempt is forgiven: the second one fails the job. `begun`: its command
+    ran. A session that ends in the moment when it is given work interrupts nothing, and counts as nothing.
     """
     blame = BLAME[reason]
+    if blame == "world" and not begun:
+        blame = "nobody"
     if blame == "done":
         return Verdict(
             event=JobEvent.SUCCEED, failures=failures, preemptions=preemptions, why="completed"

@@ -241,7 +241,11 @@ class EventDesk:
             return
         job = self.ledger.job(attempt.job)
         verdict: retry.Verdict | None = retry.decide(
-            job.spec.retry, reason, failures=job.failures, preemptions=job.preemptions
+            job.spec.retry,
+            reason,
+            failures=job.failures,
+            preemptions=job.preemptions,
+            begun=attempt.started_at is not None,
         )
         if job.state is not JobState.ACTIVE or attempt.number != job.attempts:
             verdict = None  # it has no say in its job any more

@@ -63,3 +63,16 @@ def test_a_job_that_fails_says_which_limit_it_met() -> None:
     assert often.why == "the command failed 2 times; retry.failures is 1"
     hunted = decide(Retry(preemptions=2), EndReason.LOST, failures=0, preemptions=2)
     assert hunted.why == "interrupted 3 times; retry.preemptions is 2"
+
+
+@pytest.mark.parametrize("reason", WORLD)
+def test_what_never_began_interrupts_nothing(reason: str) -> None:
+    """A session that ended in the moment when it was given work counts against no limit."""
+    verdict = decide(
+        Retry(preemptions=0), EndReason(reason), failures=0, preemptions=0, begun=False
+    )
+    assert (verdict.event, verdict.preemptions) == (JobEvent.RETURNED, 0)
+    blamed = decide(
+        Retry(failures=0), EndReason.COMMAND_FAILED, failures=0, preemptions=0, begun=False
+    )
+    assert blamed.event is JobEvent.FAIL
