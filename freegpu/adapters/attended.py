@@ -6,6 +6,7 @@ is known from its agent's heartbeat alone.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
+from freegpu import cards
 from freegpu.adapters.base import (
     Capabilities,
     Collected,
@@ -195,14 +197,17 @@ def _overridden(known: Facts, name: str, options: Mapping[str, Any]) -> Facts:
     if not given:
         return known
     if "count" in given:
-        given["count"] = int(_positive(name, "count", given["count"]))
+        _positive(name, "count", given["count"])
+        if not isinstance(given["count"], int):
+            raise ConfigError(f"platform {name}: count is {given['count']!r}, not a whole number")
     if "vram_gb" in given:
         given["vram_gb"] = _positive(name, "vram_gb", given["vram_gb"])
-    if not isinstance(given.get("card", ""), str):
-        raise ConfigError(f"platform {name}: card is {given['card']!r}, not the name of a card")
+    if "card" in given:
+        given["card"] = _card(name, given["card"])
     first = dict(known.offers[0]) if known.offers else {"card": "CPU", "start_delay_s": 60}
-    if "card" in given and "vram_gb" not in given:
-        first.pop("vram_gb", None)  # the other card's memory says nothing about this one's
+    if "card" in given and given["card"] != first["card"]:
+        facts_of_card = cards.find(given["card"])
+        first["vram_gb"] = facts_of_card.vram_gb if facts_of_card else 0.0
     return replace(known, offers=({**first, **given},))
 
 
@@ -210,6 +215,17 @@ def _positive(name: str, option: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
         raise ConfigError(f"platform {name}: {option} is {value!r}, not a number above 0")
     return float(value)
+
+
+def _card(name: str, card: object) -> str:
+    found = cards.find(card) if isinstance(card, str) else None
+    if found is None:
+        near = difflib.get_close_matches(str(card).upper(), cards.names(), 1)
+        raise ConfigError(
+            f"platform {name}: card is {card!r}, which no card is called",
+            hint=f"did you mean {near[0]}?" if near else "for example T4, L4 or A100",
+        )
+    return found.name
 
 
 def _account(name: str, options: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """`python3 freegpu-agent.pyz PROFILE.json [--access]`: the agent as a program.
 
-With `--access` a JSON object on stdin says how the store is opened: `secrets` by name, and `token_file`, where
+With `--access` a line of JSON on stdin says how the store is opened: `secrets` by name, and `token_file`, where
 whoever started the agent keeps a fresh access token. Neither is in the profile, in an argument or in the
-environment, so no job sees them.
+environment, so no job sees them. With `tied` the agent saves and leaves when its stdin is closed: whoever
+started it is gone.
 
 Exit codes: 0 the session ended in an orderly way (exit.json says how), 2 the profile is not usable,
 3 an agent of this session is or was at work already, 4 the store belongs to somebody else,
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -45,7 +48,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         profile = wire.Profile.from_json(data if isinstance(data, dict) else {})
         work = Path(profile.work)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        given = json.loads(sys.stdin.read()) if len(arguments) == 2 else {}
+        given = json.loads(sys.stdin.readline()) if len(arguments) == 2 else {}
     except (OSError, ValueError) as error:
         say(f"the profile {arguments[0]} is not usable: {error}")
         return 2
@@ -53,6 +56,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if lock is None:
         say(f"another agent is at work in {work}")
         return 3
+    if given.get("tied"):
+        threading.Thread(target=_leave_with_starter, name="tied", daemon=True).start()
     code = _session(profile, work, given)
     os.close(lock)
     return code
@@ -90,6 +95,13 @@ def _session(profile: Any, work: Path, given: Dict[str, Any]) -> int:
             return 3
     loop.write_json(work / loop.EXIT, loop.run(profile, store, clock, started))
     return 0
+
+
+def _leave_with_starter() -> None:
+    """A cell whose kernel was restarted has nobody in front of it any more: its agent does not work on unseen."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _access(given: Dict[str, Any], bandwidth: Optional[float]) -> Any:

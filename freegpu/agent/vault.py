@@ -29,7 +29,7 @@ class Vault:
         found = {}
         for name in names:
             wanted = name.rstrip("?")
-            value = self._get(wanted) or os.environ.get(wanted)
+            value = os.environ.get(wanted) or self._get(wanted)
             if value:
                 found[wanted] = value
             elif wanted == name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -45,6 +46,7 @@ def cell(call: Call, platform: str, ipynb: str | None, store: str | None, fresh:
         "ipynb": str(Path(ipynb).absolute()) if ipynb else None,
         "text": made.text,
         "secrets": made.secrets,
+        "key": made.key,
     }
 
     def show(out: Output) -> None:
@@ -69,8 +71,10 @@ def cell(call: Call, platform: str, ipynb: str | None, store: str | None, fresh:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all: a notebook that somebody has open is not left half written."""
-    hidden = path.with_name(f".{path.name}.part")
+    hidden = path.absolute().parent / f".{path.name}.part"
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

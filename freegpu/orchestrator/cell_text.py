@@ -20,6 +20,11 @@ _HEAD = """\
 cell = json.loads(r'''
 {data}
 ''')
+
+class Stop(Exception if "IPython" in sys.modules else SystemExit):
+    def _render_traceback_(self):  # in a notebook the sentence alone
+        return [str(self)]
+
 """
 
 _MOUNT = """\
@@ -54,7 +59,7 @@ headers = {{"x-amz-date": moment, "x-amz-content-sha256": empty, "Authorization"
 try:
     data = urllib.request.urlopen(urllib.request.Request(cell["url"], headers=headers)).read()
 except OSError as error:
-    raise SystemExit(f"freegpu: the store did not hand out the agent: {{error}}; are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY right?")
+    raise Stop(f"freegpu: the store did not hand out the agent: {{error}}; are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY right?")
 """,
 }
 
@@ -66,7 +71,7 @@ _SECRET: Mapping[str, str] = {
 
 _TAIL = """\
 if hashlib.sha256(data).hexdigest() != cell["sha256"]:
-    raise SystemExit("freegpu: the store has no agent that this cell was made for; make a new one: freegpu cell {platform}")
+    raise Stop(f"freegpu: the agent that this cell was made for is not in {{cell['store']}} as seen from here: is the store there? Else make a new cell: freegpu cell {platform}")
 agent = pathlib.Path(tempfile.mkdtemp(prefix="freegpu-"), "freegpu-agent.pyz")
 agent.write_bytes(data)
 for name in [name for name in sys.modules if name.split(".")[0] == "freegpu"]:
@@ -74,7 +79,7 @@ for name in [name for name in sys.modules if name.split(".")[0] == "freegpu"]:
 sys.path.insert(0, str(agent))
 from freegpu.agent.notebook import run
 
-run(cell, agent)
+ended = run(cell, agent)
 """
 
 
@@ -93,7 +98,7 @@ def text(cell: Mapping[str, Any], *, version: str) -> str:
         title=cell["title"], version=version, what=cards, warning=secret or "", data=data
     )
     mount = _MOUNT if cell["platform"] == "colab" and rest.startswith("/content/drive") else ""
-    return head + mount + _fetch(scheme, cell["platform"]) + _TAIL.format(platform=cell["platform"])
+    return head + mount + _fetch(scheme, cell["platform"]) + _TAIL.format(platform=cell["name"])
 
 
 def _fetch(scheme: str, platform: str) -> str:

@@ -8,6 +8,7 @@ that the ledger knows count, so a cell that leaked is made worthless by making a
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,9 +25,10 @@ from freegpu.agent.stores.base import ObjectMissing, Store
 from freegpu.agent.vault import KEY_NAME
 from freegpu.config import Settings, without_password
 from freegpu.errors import ConfigError, LedgerError
-from freegpu.jobs.lifecycle import SessionEvent
+from freegpu.jobs.lifecycle import SessionEvent, SessionState
 from freegpu.orchestrator import cell_text
 from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.pace import pace
 from freegpu.orchestrator.views import CellMade
 
@@ -35,6 +37,8 @@ NOTEBOOK_STORES = ("folder", "s3")
 _META = "cells"
 #: more slots than any machine has cards: what says more is not believed
 _MOST_SLOTS = 64
+#: bytes of an announcement that are read: anybody may lay something larger there
+_MOST_BYTES = 65536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,13 +87,17 @@ def contents(
     """
     rhythm = pace(settings, store.properties)
     needs = _needs(cell.store)
+    key = wire.cell_key(home_key, cell.id)
     return {
         **_address(cell),
+        "name": cell.platform,
         "platform": facts.kind,
         "title": facts.title,
         "home": home_id,
         "cell": cell.id,
-        "key": "" if facts.public else wire.cell_key(home_key, cell.id).hex(),
+        "key": "" if facts.public else key.hex(),
+        # tells a wrong key from the right one, and nothing about it
+        "key_check": wire.sha256(key)[:12],
         "store": cell.store,
         "agent": wire.agent_key(cell.agent_sha256),
         "sha256": cell.agent_sha256,
@@ -185,7 +193,8 @@ def adopt(
 ) -> list[str]:
     """Take sessions that have announced themselves into the ledger; problems, as sentences. StoreError."""
     problems: list[str] = []
-    for cell in known(ledger).values():
+    cells = known(ledger)
+    for cell in cells.values():
         keys = store.list(wire.cell_prefix(cell.id))
         seen = {s.id: s for s in ledger.sessions(open_only=False)} if keys else {}
         for key in keys:
@@ -193,29 +202,68 @@ def adopt(
             if session in seen:
                 if not seen[session].state.open:
                     store.delete(key)
+                elif seen[session].state is SessionState.PLANNED:
+                    # we died between the two steps of taking it in
+                    _accept(ledger, session, now)
                 continue
-            if wire.cell_of(session) != cell.id:
+            adapter = adapters.get(cell.platform)
+            if adapter is None or not _is_announcement(key, cell, session):
                 continue
             body = _read(store, key, home_key, session)
-            adapter = adapters.get(cell.platform)
-            if body is None or adapter is None:
+            if body is None:
                 continue
             try:
                 _take_in(ledger, adapter, session, body, now)
             except LedgerError as error:
                 problems.append(f"{cell.platform}: {error.message}")
+    _dismiss(ledger, store, home_key, {cell.id for cell in cells.values()})
     return problems
 
 
-def _read(store: Store, key: str, home_key: bytes, session: str) -> dict[str, Any] | None:
-    """The announcement, if it is whole and signed; anybody may write into the folder."""
+def _is_announcement(key: str, cell: Cell, session: str) -> bool:
+    """Whether this key is one that a session of this cell announces itself under."""
     try:
-        body = wire.unpack(store.get(key), wire.session_key(home_key, session))
+        return wire.cell_of(session) == cell.id and wire.announcement_key(cell.id, session) == key
+    except ValueError:
+        return False
+
+
+def _dismiss(ledger: Ledger, store: Store, home_key: bytes, valid: set[str]) -> None:
+    """Sessions of a cell that was made worthless finish what they have, and get nothing more."""
+    for session in ledger.sessions(open_only=True):
+        cell = wire.cell_of(session.id)
+        if not cell or cell in valid or session.state is not SessionState.LIVE:
+            continue
+        seq = ledger.next_inbox(session.id)
+        ledger.session_event(session.id, SessionEvent.ASK_END, reason="a new cell was made")
+        mailbox = Mailbox(store, session.id, wire.session_key(home_key, session.id))
+        mailbox.post(seq, wire.drain_ticket())
+
+
+def _read(store: Store, key: str, home_key: bytes, session: str) -> dict[str, Any] | None:
+    """The announcement, if it is whole, signed and sensible; anybody may write into the folder."""
+    try:
+        data = store.get(key, 0, _MOST_BYTES)
+        body = wire.unpack(data, wire.session_key(home_key, session))
     except (ObjectMissing, wire.Unreadable):
         return None
-    slots = body.get("slots")
-    whole = body.get("session") == session and isinstance(slots, list)
-    return body if whole and 0 < len(slots or ()) <= _MOST_SLOTS else None
+    return body if body.get("session") == session and _sensible(body) else None
+
+
+def _sensible(body: Mapping[str, Any]) -> bool:
+    slots, limit = body.get("slots"), body.get("limit_s")
+    return (
+        isinstance(slots, list)
+        and 0 < len(slots) <= _MOST_SLOTS
+        and all(isinstance(slot, list) and len(slot) == 3 for slot in slots)
+        and all(isinstance(card, str) and card for card, _, _ in slots)
+        and all(_number(vram) and 0 <= vram < 1e6 for _, vram, _ in slots)
+        and (limit is None or (_number(limit) and 0 < limit < 1e9))
+    )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _take_in(
@@ -232,16 +280,20 @@ def _take_in(
         why=f"somebody ran the agent cell on {adapter.name}",
         id=session,
     )
+    _accept(ledger, session, now)
+
+
+def _accept(ledger: Ledger, session: str, now: datetime) -> None:
     ledger.session_event(session, SessionEvent.ACCEPTED, ref=session, started_at=now)
 
 
 def offer_of(adapter: Adapter, body: Mapping[str, Any]) -> Offer:
     """What came, as an offer: the cards that the notebook has, not those that the table promises."""
-    slots = [(str(card), float(vram)) for card, vram, _ in body["slots"]]
-    card, vram = slots[0]
+    (card, vram, _), *others = body["slots"]
     found = cards.find(card)
     name = found.name if found else card
-    count = sum(1 for other, _ in slots if other == card)
+    # an offer is of one card, and slots are counted from 0: another card ends it
+    count = 1 + len(list(itertools.takewhile(lambda other: other[0] == card, others)))
     like = next((offer for offer in adapter.offers() if cards.fulfils(name, offer.card)), None)
     limit = body.get("limit_s")
     return Offer(
@@ -249,10 +301,10 @@ def offer_of(adapter: Adapter, body: Mapping[str, Any]) -> Offer:
         account=adapter.account,
         card=name,
         count=count,
-        vram_gb=vram,
+        vram_gb=float(vram),
         memory_gb=like.memory_gb if like else 0.0,
         cpus=like.cpus if like else 0.0,
         disk_gb=like.disk_gb if like else 0.0,
-        session_limit_s=float(limit) if isinstance(limit, int | float) else None,
+        session_limit_s=None if limit is None else float(limit),
         pool=next(iter(adapter.windows), ""),
     )

@@ -117,7 +117,9 @@ def _invitation(
 def _unknown(
     place: Place, waiting: Sequence[Waiting], snapshot: Snapshot, now: datetime, url: str
 ) -> Invitation | None:
-    """A notebook of which nobody knows the card: for jobs that name it, or have no other place."""
+    """A notebook of which nobody knows the card: for jobs that have no other place."""
+    if place.blocked_until is not None and place.blocked_until > now:
+        return None
     taken = [
         job
         for job in waiting
