@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import freegpu
 from freegpu.agent import wire
 from freegpu.orchestrator import agent_archive
 from tests.integration.agent_session import AgentSession
@@ -125,12 +126,17 @@ def test_every_module_with_bytecode_is_there_and_is_the_same_code(archive: Path)
         assert data[8:16] == importlib.util.source_hash(sources(archive)[name].encode())
 
 
+CELL = ("agent/notebook.py", "agent/vault.py")
+
+
 def test_the_archive_imports_the_standard_library_and_itself_only(archive: Path) -> None:
     """Sessions have what they have; nothing is installed for the agent."""
     shipped = {name[:-3].replace("/", ".").removesuffix(".__init__") for name in sources(archive)}
     for name, text in sources(archive).items():
         if name.endswith("companion.py"):
             continue  # for scripts: its callbacks import the script's own framework, on use
+        # under a notebook's cell: what that notebook has, on use
+        theirs = {"IPython", "google", "kaggle_secrets"} if name.endswith(CELL) else set()
         for node in ast.walk(ast.parse(text)):
             names: list[str] = []
             if isinstance(node, ast.Import):
@@ -139,7 +145,8 @@ def test_the_archive_imports_the_standard_library_and_itself_only(archive: Path)
                 assert node.level == 0, f"{name} imports relatively"
                 names = [node.module or ""]
             for imported in names:
-                known = imported.split(".")[0] in sys.stdlib_module_names or imported in shipped
+                first = imported.split(".")[0]
+                known = first in sys.stdlib_module_names | theirs or imported in shipped
                 assert known, f"{name} imports {imported}"
 
 
@@ -164,3 +171,24 @@ def test_the_agent_imports_no_heavy_module_before_it_needs_it(archive: Path) -> 
     loaded = set(done.stdout.split())
     heavy = {"asyncio", "ssl", "urllib.request", "http.client", "email", "unittest", "ctypes"}
     assert not loaded & heavy
+
+
+def test_the_archive_s_statements_stand_on_the_lines_of_the_sources(archive: Path) -> None:
+    """Comments and docstrings stay at home, and a traceback's line numbers still fit."""
+    package = Path(freegpu.__file__).parent.parent
+    for name, text in sources(archive).items():
+        if name == "__main__.py":
+            continue
+        whole = (package / name).read_text()
+        assert _statements(text) == _statements(whole), name
+        assert len(text) <= len(whole)
+
+
+def _statements(text: str) -> list[tuple[int, str]]:
+    """(line, kind) of every statement that is not a docstring."""
+    return [
+        (node.lineno, type(node).__name__)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.stmt)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
