@@ -32,11 +32,18 @@ def set_text(home: Path, name: str, value: str) -> bool:
         path = path.resolve()
         raw = path.read_bytes() if path.exists() else b""
         bom = b"\xef\xbb\xbf" if raw.startswith(b"\xef\xbb\xbf") else b""
-        document = tomlkit.parse(raw.removeprefix(bom).decode("utf-8"))
+        text = raw.removeprefix(bom).decode("utf-8")
+        windows = "\r\n" in text
+        document = tomlkit.parse(text.replace("\r\n", "\n"))
         if document.get(name) == value:
             return False
-        document[name] = value
-        _replace(path, bom + tomlkit.dumps(document).encode())
+        if name in document:
+            document[name] = value
+            text = tomlkit.dumps(document)
+        else:
+            # in front of everything: further down it would come between a comment and what that speaks of
+            text = f"{name} = {tomlkit.item(value).as_string()}\n{tomlkit.dumps(document)}"
+        _replace(path, bom + (text.replace("\n", "\r\n") if windows else text).encode())
     except (TOMLKitError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: not valid TOML: {error}", hint="`freegpu doctor` tells which line"

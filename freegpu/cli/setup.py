@@ -16,7 +16,11 @@ from freegpu.cli.text import pad, safe, width
 from freegpu.errors import ConfigError, FreeGPUError
 
 if TYPE_CHECKING:
-    from freegpu.orchestrator.views import Check
+    from freegpu.orchestrator.probe import Measured
+    from freegpu.orchestrator.views import Check, StoreReport
+
+#: what `doctor` is asked for to measure the store; no platform bears this name
+STORE = "store"
 
 
 @command("init", example="FREEGPU_HOME=~/gpu freegpu init")
@@ -52,7 +56,7 @@ def init(call: Call) -> Result:
     return Result(data=data, show=show)
 
 
-@command("doctor", example="freegpu doctor\nfreegpu doctor local --live")
+@command("doctor", example="freegpu doctor\nfreegpu doctor local --live\nfreegpu doctor store")
 @click.argument("platform", required=False, metavar="[PLATFORM]")
 @click.option(
     "--live", is_flag=True, help="Really run a one-line job on each platform, in a home of its own."
@@ -61,14 +65,24 @@ def doctor(call: Call, platform: str | None, live: bool) -> Result:
     """Check what is installed, reachable and configured.
 
     Each line says ok, problem or information, and what to do. Exit code 0 if nothing is broken, 10 otherwise.
+    `freegpu doctor store` measures the store instead of a platform.
     """
     from freegpu.config import without_password
 
+    if platform == STORE and live:
+        raise click.UsageError("--live runs a job on platforms; the store is measured without it")
     settings: dict[str, Any] = {}
+    report: StoreReport | None = None
     try:
         settings = _settings(call)
         with call.workspace() as workspace:
-            checks = list(workspace.doctor(platform))
+            if platform == STORE:
+                from freegpu.cli.connect.store import telling
+
+                report = workspace.doctor_store(telling(call))
+                checks = list(report.checks)
+            else:
+                checks = list(workspace.doctor(platform))
             if live:
                 from freegpu.cli import live as rehearsal
 
@@ -82,9 +96,21 @@ def doctor(call: Call, platform: str | None, live: bool) -> Result:
     # what doctor prints is pasted into issues, and a driver's message may quote its whole URL
     checks = [replace(check, detail=without_password(check.detail)) for check in checks]
     broken = [check for check in checks if check.ok is False]
+    data: dict[str, Any] = {"checks": checks, "settings": settings}
+    if platform == STORE:
+        data |= {
+            "measured": report.measured if report else None,
+            "means": report.means if report else (),
+        }
+
+    def show(out: Output) -> None:
+        if report is not None and report.measured is not None:
+            _show_measured(out, report.measured, report.means)
+        _show(out, checks, settings, everything=platform is None)
+
     return Result(
-        data={"checks": checks, "settings": settings},
-        show=lambda out: _show(out, checks, settings, everything=platform is None),
+        data=data,
+        show=show,
         exit_code=ConfigError.exit_code if broken else 0,
         errors=tuple(
             Failure(code="doctor", message=f"{c.name}: {c.detail}", hint=c.hint) for c in broken
@@ -92,6 +118,16 @@ def doctor(call: Call, platform: str | None, live: bool) -> Result:
         if call.json
         else (),
     )
+
+
+def _show_measured(out: Output, measured: Measured, means: Sequence[str]) -> None:
+    from freegpu.cli.connect.store import figures
+
+    out.facts(figures(measured))
+    out.line()
+    for sentence in means:
+        out.line(f"- {safe(sentence)}")
+    out.line()
 
 
 def _settings(call: Call) -> dict[str, Any]:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import platform as machine
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from freegpu import __version__
 from freegpu.agent.stores.base import StoreError
 from freegpu.errors import FreeGPUError
 from freegpu.orchestrator.home import current_holder, home_key
-from freegpu.orchestrator.views import Check
+from freegpu.orchestrator.views import Check, StoreReport
 
 if TYPE_CHECKING:
     from freegpu.orchestrator.operations import Workspace
+    from freegpu.orchestrator.probe import Measured
 
 #: below this much free disk, checkpoints and bundles are in danger, bytes
 LOW_DISK = 2_000_000_000
@@ -103,6 +104,54 @@ def _store(workspace: Workspace) -> Iterator[Check]:
         yield Check(name="store", ok=False, detail=f"{where}: {error.message}", hint=error.hint)
     except StoreError as error:
         yield Check(name="store", ok=False, detail=f"{where}: {error}", hint="mount or mend it")
+
+
+def store_report(workspace: Workspace, say: Callable[[str], None]) -> StoreReport:
+    """`doctor store`: the store measured by two clients, and what that means. Findings, never an exception."""
+    from freegpu.orchestrator import connection, probe
+
+    first = next(_store(workspace))
+    if first.ok is False:
+        return StoreReport(checks=(first,), measured=None, means=())
+    try:
+        found = connection.measure(workspace, workspace.settings, say)
+    except FreeGPUError as error:
+        failed = Check(name="store", ok=False, detail=error.message, hint=error.hint)
+        return StoreReport(checks=(failed,), measured=None, means=())
+    return StoreReport(
+        checks=(first, *_measured(found)),
+        measured=found,
+        means=probe.means(found, workspace.settings.store),
+    )
+
+
+def _measured(found: Measured) -> Iterator[Check]:
+    """What is wrong with it, if anything: the figures themselves are shown beside these lines."""
+    slow = found.lag_s is None
+    yield Check(
+        name="visibility",
+        ok=not slow,
+        detail="not every change was seen by the other client in time"
+        if slow
+        else f"the other client saw each change within {found.lag_s or 0:.1f} s",
+        hint="if it is a mounted or synced folder, see docs/how-to/choose-a-store.md"
+        if slow
+        else "",
+    )
+    free = found.space.free if found.space else None
+    if free is not None:
+        yield Check(
+            name="space",
+            ok=free > LOW_DISK,
+            detail=f"{free / 1e9:.1f} GB are left in the store",
+            hint=""
+            if free > LOW_DISK
+            else "make room: `freegpu gc --dry-run` shows what could go, and trash may count too",
+        )
+    for problem in found.problems:
+        yield Check(
+            name="probe", ok=False, detail=problem, hint="try again, or choose another store"
+        )
 
 
 def _platforms(workspace: Workspace, only: str | None) -> Iterator[Check]:

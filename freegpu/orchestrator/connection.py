@@ -73,7 +73,7 @@ def connect_store(
         changed=changed,
         made=made,
         measured=measured,
-        means=probe.means(measured),
+        means=probe.means(measured, settings.store),
         notes=(*notes, *measured.problems),
     )
 

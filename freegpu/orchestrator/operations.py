@@ -60,6 +60,7 @@ from freegpu.orchestrator.views import (
     LogChunk,
     Pulled,
     Status,
+    StoreReport,
     Submitted,
     Ticked,
     Why,
@@ -292,6 +293,12 @@ class Workspace:
         from freegpu.orchestrator import connection
 
         return connection.connect_store(self, url, force=force, say=say)
+
+    def doctor_store(self, say: Callable[[str], None] = lambda step: None) -> StoreReport:
+        """Measure the store that is used, and say what that means for checkpoints."""
+        from freegpu.orchestrator import checkup
+
+        return checkup.store_report(self, say)
 
     def submit(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator.invitations import Invitation
@@ -19,6 +19,10 @@ from freegpu.orchestrator.model import (
     Progress,
     Score,
 )
+
+if TYPE_CHECKING:
+    # measuring needs more than looking does
+    from freegpu.orchestrator.probe import Measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,3 +259,14 @@ class Check:
     ok: bool | None
     detail: str
     hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreReport:
+    """What `doctor store` found."""
+
+    checks: tuple[Check, ...]
+    #: None: the store could not be measured
+    measured: Measured | None
+    #: what the figures mean for jobs, in sentences
+    means: tuple[str, ...]

@@ -121,7 +121,7 @@ class TestRcloneSftp(Rclone):
     def _remote(self, remotes: Path, lab: Sshd) -> None:
         remotes.write_text(
             f"[lab]\ntype = sftp\nhost = 127.0.0.1\nport = {lab.port}\nuser = {lab.user}\n"
-            f"key_file = {lab.home}/.ssh/id_ed25519\nknown_hosts_file = {lab.home}/.ssh/known_hosts\n"
+            f"key_file = {lab.home}/.ssh/id_ed25519\nknown_hosts_file = {lab.home}/.ssh/known_hosts\nshell_type = none\n"
         )
 
     def url(self, folder: Path) -> str:

@@ -34,6 +34,7 @@ from freegpu.orchestrator.views import (
     SessionView,
     SlotView,
     Status,
+    StoreReport,
     Submitted,
     Ticked,
     Why,
@@ -319,6 +320,14 @@ class FakeWorkspace:
             notes=(),
         )
         return self._answer("connect_store", usual, url, force)
+
+    def doctor_store(self, say: Any = None) -> Any:
+        usual = StoreReport(
+            checks=(Check(name="store", ok=True, detail="writes and reads back"),),
+            measured=MEASURED,
+            means=("a checkpoint of 1 GB takes 50 s to save",),
+        )
+        return self._answer("doctor_store", usual)
 
     def submit(
         self,
