@@ -22,7 +22,7 @@ from freegpu.agent.clock import Clock
 from freegpu.agent.retention import surplus
 from freegpu.agent.snapshot import Seen, Snapshot
 from freegpu.agent.stores.base import Store, StoreError, StoreFull
-from freegpu.agent.transfer import Known, Stopped, known_parts, upload
+from freegpu.agent.transfer import Known, Stopped, known_parts, thin_blobs, upload
 
 _SETTLE_S = 2.0
 _LEAST_SETTLE_S = 0.2
@@ -32,6 +32,8 @@ _LOOK_S = 1.0
 _NOTE_S = 5.0
 _MOST_BACKOFF_S = 30.0
 _DISK_PAUSE_S = 30.0
+#: look this often whether the disk runs full while a snapshot holds files, seconds
+_GUARD_S = 0.25
 #: looks in a row that found the folder moving, and seconds, until a person is told: a large save takes its time
 _UNSTABLE_AFTER = (10, 30.0)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -47,10 +49,17 @@ class _Pending:
     staging_s: float
     #: set when all its parts are put, right before it is put itself: it may be in the store then
     manifest: Optional[wire.Manifest] = None
+    #: bytes that were put for it
+    sent: int = 0
 
 
 def _no_pids() -> Iterable[int]:
     return ()
+
+
+def _blobs(known: Known) -> Dict[str, int]:
+    """The blobs that these pieces lie in, and their sizes."""
+    return {part.key: part.size for part in known.values()}
 
 
 class Checkpointer:
@@ -105,12 +114,17 @@ class Checkpointer:
         self._there: Dict[int, wire.Manifest] = {}
         self._committed: List[int] = []
         self._acknowledged = 0
+        #: the newest generation of which the store itself told the right digests, and the blobs that it told of
+        self._stored, self._told_of = 0, set()  # type: int, Set[str]
         self._generation = 0
         self._last: Optional[Tuple[int, float]] = None
         self._upload_s = 0.0
-        #: parts of our own that are in the store, and foreign ones that somebody keeps for us
+        #: pieces of our own that are in the store, with their blobs, and foreign ones that somebody keeps for us
         self._own: Known = {}
+        self._blobs: Set[str] = set()
         self._foreign: Known = {} if base is None else known_parts([base])
+        #: blobs of which so little is needed that they are not referred to any more
+        self._thin: Set[str] = set() if base is None else thin_blobs(base)
         self._garbage: List[str] = []
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -138,13 +152,14 @@ class Checkpointer:
 
     @property
     def unconfirmed(self) -> int:
-        """Checkpoints beyond the acknowledged one: in the store, or on their way."""
-        ahead = sum(1 for generation in self._committed if generation > self._acknowledged)
+        """Checkpoints that nobody has verified, neither another reader nor the store's own digest."""
+        verified = max(self._acknowledged, self._stored)
+        ahead = sum(1 for generation in self._committed if generation > verified)
         return ahead + (self._pending is not None)
 
     @property
     def known(self) -> Known:
-        """Parts that need not be put again: for the outputs."""
+        """Pieces that need not be put again: for the outputs."""
         return {**self._foreign, **self._own}
 
     def acknowledge(self, generation: int) -> None:
@@ -253,9 +268,9 @@ class Checkpointer:
             self._disk_full = True
             self._seen.state = snapshots.TORN
             code = "disk_full" if error.errno in _DISK_FULL else "checkpoint_unreadable"
-            self._tell(code, f"the checkpoint could not be copied aside: {error}")
+            self._no_room(error, code)
             return
-        self._told -= {"disk_full", "checkpoint_unreadable"}
+        self._told -= {"disk_full", "checkpoint_unreadable", "checkpoint_no_room"}
         if taken is None:
             moving = self._seen.state in (snapshots.SETTLING, snapshots.TORN)
             self._moving = self._moving + 1 if moving else 0
@@ -282,6 +297,10 @@ class Checkpointer:
             step=self._step_at(taken.changed_at),
             staging_s=self._clock.monotonic() - began,
         )
+
+    def _no_room(self, error: OSError, code: str) -> None:
+        code = "checkpoint_no_room" if isinstance(error, snapshots.NoRoom) else code
+        self._tell(code, f"the checkpoint could not be taken: {error.strerror or error}")
 
     def _forget_pending(self) -> None:
         if self._pending:
@@ -311,8 +330,11 @@ class Checkpointer:
             self._progressed = len(self._own) > before
             self._back_off()
             return
-        except OSError:
-            # somebody tidied the staging folder away: take what is there now
+        except OSError as error:
+            # the staging folder was tidied away, or what is linked there was written to, or the disk runs
+            # full: take what is there now
+            if isinstance(error, snapshots.NoRoom):
+                self._no_room(error, "")
             self._forget_pending()
             self._seen.taken = {}
             self._back_off()
@@ -321,6 +343,7 @@ class Checkpointer:
 
     def _upload(self, pending: _Pending) -> wire.Manifest:
         known = self._reusable()
+        before = _blobs(known)
         try:
             files = upload(
                 self._store,
@@ -330,14 +353,30 @@ class Checkpointer:
                 clock=self._clock,
                 bandwidth=self._bandwidth,
                 should_stop=lambda: self._abandoned,
+                guard=self._guard(pending.snapshot),
             )
         finally:
-            own = {p.sha256: p for p in known.values() if p.sha256 not in self._foreign}
+            mine = wire.attempt_blob_key(self._ticket.attempt, "")
+            own = {piece: part for piece, part in known.items() if part.key.startswith(mine)}
             self._own.update(own)
+            needed = _blobs(own)
+            self._blobs.update(needed)
+            pending.sent += sum(size for key, size in needed.items() if key not in before)
             # what was to be deleted and is needed again stays
-            needed = {part.key for part in own.values()}
             self._garbage = [key for key in self._garbage if key not in needed]
         return self._manifest(self._generation + 1, pending.step, files)
+
+    def _guard(self, taken: Snapshot) -> Callable[[], None]:
+        """Called for each piece: looks at the disk now and then."""
+        looked = [self._clock.monotonic()]
+
+        def look() -> None:
+            now = self._clock.monotonic()
+            if now >= looked[0] + _GUARD_S:
+                looked[0] = now
+                snapshots.check_room(taken)
+
+        return look
 
     def _manifest(
         self, generation: int, step: Optional[int], files: Tuple[wire.File, ...]
@@ -348,7 +387,7 @@ class Checkpointer:
         )
 
     def _reusable(self) -> Known:
-        """The parts that a new manifest may refer to: our own, and the foreign ones that must be kept for us.
+        """The pieces that a new manifest may refer to: our own, and the foreign ones that must be kept for us.
 
         Those are the base's until the first acknowledgement, and then the acknowledged manifest's: the
         orchestrator may delete whatever else the base had.
@@ -357,7 +396,7 @@ class Checkpointer:
             manifest = self._there.get(self._acknowledged)
             parts = known_parts([manifest] if manifest else [])
             self._foreign = {sha: part for sha, part in parts.items() if sha not in self._own}
-        return self.known
+        return {sha: part for sha, part in self.known.items() if part.key not in self._thin}
 
     def _publish(self, pending: _Pending, manifest: wire.Manifest) -> wire.Manifest:
         while True:
@@ -376,6 +415,7 @@ class Checkpointer:
         self._there[generation] = manifest
         self._committed.append(generation)
         self._last = (manifest.size, pending.snapshot.changed_at)
+        self._thin = thin_blobs(manifest)
         took = pending.staging_s + now - began
         # the estimate rises at once and falls slowly: a deadline depends on it
         self._upload_s = max(took, (self._upload_s + took) / 2)
@@ -391,7 +431,28 @@ class Checkpointer:
             step=manifest.step,
             size=manifest.size,
             age_s=round(now - pending.snapshot.changed_at, 3),
+            sent=pending.sent,
+            stored=self._read_back(manifest),
         )
+
+    def _read_back(self, manifest: wire.Manifest) -> bool:
+        """Whether the store itself told the right digest of all that was put, where it is one that can."""
+        if not self._store.properties.server_digest:
+            return False
+        data = manifest.to_bytes()
+        whole = wire.Part(self._key(manifest.generation), wire.sha256(data), len(data))
+        named = {part.key: part for part in (whole, *manifest.blobs())}
+        try:
+            for key, part in named.items():
+                if key not in self._told_of:
+                    told = self._store.stat(key, digest=True)
+                    if told is None or (told.size, told.sha256) != (part.size, part.sha256):
+                        return False
+        except StoreError:
+            return False
+        self._told_of = set(named)
+        self._stored = manifest.generation
+        return True
 
     def _back_off(self) -> None:
         self._backoff_s = min(_MOST_BACKOFF_S, max(1.0, 2 * self._backoff_s))
@@ -411,11 +472,10 @@ class Checkpointer:
             del self._there[generation]
             self._garbage.append(self._key(generation))
         if gone:
-            named = known_parts(self._there.values())
-            unnamed = [part for sha, part in self._own.items() if sha not in named]
-            for part in unnamed:
-                del self._own[part.sha256]
-                self._garbage.append(part.key)
+            named = {part.key for left in self._there.values() for part in left.blobs()}
+            self._own = {piece: p for piece, p in self._own.items() if p.key in named}
+            self._garbage += sorted(self._blobs - named)
+            self._blobs &= named
         while self._garbage:
             try:
                 self._store.delete(self._garbage[0])

@@ -1,4 +1,8 @@
-"""A copy of the checkpoint folder as it was at one moment, made while the job goes on writing.
+"""The checkpoint folder as it was at one moment, taken while the job goes on writing.
+
+What a framework writes once and never again is linked, which costs no room and no time, and survives its
+being deleted; what may be overwritten in place is copied. A link whose file is written to all the same
+is noticed (Item.mark), and from then on that file is copied.
 
 Decides when the folder is consistent, and never waits: `take` looks, and copies only if what it sees has
 settled; otherwise the caller comes again. What belongs together is not known from outside, so files that
@@ -30,6 +34,12 @@ _JOURNALS = ("events.out.tfevents.*", "*.log")
 #: Transformers keeps this in a folder while it saves on SIGTERM
 _UNFINISHED = "checkpoint-is-incomplete.txt"
 _NUMBERED = re.compile(r"checkpoint-\d+")
+#: orbax has one of these in the folder of a step; the second where it cannot rename, and then last of all
+_STEP_FILES = ("_CHECKPOINT_METADATA", "commit_success.txt")
+_STEP = re.compile(r"(?:.*[-_])?\d+")
+_NUMBER = re.compile(r"\d+")
+#: a folder or file with the number of a step in its name is written once
+_ONCE = re.compile(r"(?:.*/)?(?:[^/]*\d/.*|[^/]*(?:step|epoch|iter|checkpoint|ckpt)[-_=]?\d[^/]*)")
 #: what Transformers and Accelerate write last into checkpoint-N
 _LAST = ("trainer_state.json", "random_states_*.pkl")
 _TRAINER = (
@@ -42,6 +52,9 @@ _TICK_S = 0.1
 _ROUNDING_S = 1e-6
 #: formats that are whole after each flush, long before the last write
 _WHOLE_MIDWAY = (".h5", ".hdf5")
+
+#: free space below which files that only we hold are given up: the least, a quarter of the snapshot, the most
+_LEAST_FREE, _MOST_FREE = 64 << 20, 1 << 30
 
 EMPTY, UNCHANGED, SETTLING, TORN, TAKEN = "empty", "unchanged", "settling", "torn", "taken"
 
@@ -59,11 +72,13 @@ class Item:
     size: int
     mtime_ns: int
     mode: int
+    #: a link, not a copy, of a file that looked like this: its bytes count only while it still does
+    mark: Optional[_Mark] = None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One state of the checkpoint folder, lying still in `folder`."""
+    """One state of the checkpoint folder, lying in `folder`."""
 
     folder: Path
     items: Tuple[Item, ...]
@@ -73,6 +88,10 @@ class Snapshot:
     @property
     def size(self) -> int:
         return sum(item.size for item in self.items)
+
+
+class NoRoom(OSError):  # noqa: N818 - reads as what happened
+    """The disk has too little room to keep a snapshot beside the job's own files."""
 
 
 @dataclass
@@ -101,6 +120,14 @@ class Seen:
     _verdicts: Dict[str, Tuple[_Mark, Optional[bool]]] = field(default_factory=dict)
     _looked_at: Optional[float] = None
     _ended_at: Optional[float] = None
+    #: what the files of the last snapshot looked like; and those that were overwritten in place, numbers aside
+    _last: Dict[str, _Mark] = field(default_factory=dict)
+    _rewritten: Set[str] = field(default_factory=set)
+    #: orbax's folders of steps; and where each one has to say that it is whole
+    _steps: Set[str] = field(default_factory=set)
+    _saying: Set[str] = field(default_factory=set)
+    #: numbered folders that have lost files
+    _shrunk: Set[str] = field(default_factory=set)
 
     def proved(self, path: str) -> bool:
         """Whether the last look found this file whole by its format."""
@@ -129,13 +156,13 @@ def take(
     ended: bool = False,
     clean: bool = True,
 ) -> Optional[Snapshot]:
-    """A copy of `source` in the new folder `stage`; None if there is nothing new, or it is not stable now.
+    """What is in `source`, in the new folder `stage`; None if there is nothing new, or it is not stable now.
 
     `seen` tells which, and when to come again. `pids`: processes whose open files are left alone (Linux).
     `ended`: nobody writes any more, so nothing has to settle; unless not `clean`: a process that was
     killed or crashed may have left half a state, and then only what had settled before, or what its
-    format proves whole, is taken. OSError if the copy cannot be written; nothing is left behind then.
-    ENOSPC also if there would be no room left for the job's own next save.
+    format proves whole, is taken. OSError if it cannot be written; nothing is left behind then. NoRoom if
+    copies would leave no room for the job's own next save.
     """
     now = clock.monotonic()
     root = os.path.realpath(source)
@@ -150,13 +177,22 @@ def take(
         return None
     if not chosen:
         return None
-    units = {_unit(path) for path in chosen}
-    journals = [p for p in found if p not in core and (_unit(p) in units or not _unit(p))]
-    _check_room(stage, sum(core[p].st_size for p in chosen), spare=not ended)
+    units = {_unit(path, seen) for path in chosen}
+    journals = [
+        p for p in found if p not in core and (_unit(p, seen) in units or not _unit(p, seen))
+    ]
+    for path, mark in chosen.items():
+        if path in seen._last and seen._last[path][2] == mark[2] and seen._last[path] != mark:
+            seen._rewritten.add(_steady(path))
+    copied = {path for path in chosen if not _written_once(path, chosen[path], seen)}
+    if not _room(stage, sum(core[p].st_size for p in copied), spare=not ended):
+        # better a link that may prove void than nothing
+        copied = {path for path in copied if _steady(path) in seen._rewritten}
+        _check_room(stage, sum(core[p].st_size for p in copied), spare=not ended)
     kept = False
     try:
-        items = _copy(root, stage, {p: found[p] for p in (*chosen, *journals)})
-        again = {p: _mark(i) for p, i in _scan(root).items() if _unit(p) in units}
+        items = _stage(root, stage, {p: found[p] for p in (*chosen, *journals)}, copied)
+        again = {p: _mark(i) for p, i in _scan(root).items() if _unit(p, seen) in units}
         kept = {p: m for p, m in again.items() if not journal(p)} == chosen and all(
             complete(item.source, deep=True) for item in items if seen.proved(item.path)
         )
@@ -170,6 +206,7 @@ def take(
         return None
     seen.state = TAKEN
     seen.taken = {path: mark[:2] for path, mark in chosen.items()}
+    seen._last = chosen
     return Snapshot(stage, items, now if seen.changed_at is None else seen.changed_at)
 
 
@@ -178,7 +215,7 @@ def look(source: Path, *, clock: Clock, seen: Seen) -> None:
     root = os.path.realpath(source)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         core = {path: info for path, info in _scan(root).items() if not journal(path)}
-        _remember(root, seen, _group(core), core, clock, ended=False)
+        _remember(root, seen, _group(core, seen), core, clock, ended=False)
 
 
 def _scan(root: str) -> _Found:
@@ -219,12 +256,13 @@ def _choose(
 ) -> Dict[str, _Mark]:
     """The files to take now, with their marks; empty if none, and then `seen.state` says why."""
     now = clock.monotonic()
-    units = _group(core)
+    units = _group(core, seen)
     _remember(root, seen, units, core, clock, ended=ended)
     if ended and seen._ended_at is None:
         seen._ended_at = now
     judged_at = seen._ended_at if ended and seen._ended_at is not None else now
-    unfinished = _unfinished(units)
+    unfinished = _unfinished(units, seen)
+    unfinished |= _going(units, unfinished, seen)
     chosen: Dict[str, _Mark] = {}
     for name, marks in units.items():
         if name not in unfinished:
@@ -260,7 +298,7 @@ def _choose(
         unfinished.add(name)
         for path in marks:
             del chosen[path]
-    if unfinished and not any(map(_unit, chosen)):
+    if unfinished and not any(_unit(path, seen) for path in chosen):
         # without any of its numbered folders, what is left is not a checkpoint
         seen.state, seen.wait_s = SETTLING, seen.wait_s or settle_s
         return {}
@@ -272,39 +310,67 @@ def _choose(
     return chosen
 
 
-def _group(core: _Found) -> Dict[str, Dict[str, _Mark]]:
+def _group(core: _Found, seen: Seen) -> Dict[str, Dict[str, _Mark]]:
+    for path in core:
+        folder, _, name = path.rpartition("/")
+        if name in _STEP_FILES and _STEP.fullmatch(folder.rpartition("/")[2]):
+            seen._steps.add(folder)
     units: Dict[str, Dict[str, _Mark]] = {}
     for path, info in core.items():
-        units.setdefault(_unit(path), {})[path] = _mark(info)
+        units.setdefault(_unit(path, seen), {})[path] = _mark(info)
     return units
 
 
-def _unit(path: str) -> str:
-    """The checkpoint-N folder that a file belongs to; "" for all others."""
+def _unit(path: str, seen: Seen) -> str:
+    """The numbered folder of one step that a file belongs to; "" for all others."""
     parts = path.split("/")[:-1]
     for index, part in enumerate(parts):
-        if _NUMBERED.fullmatch(part):
-            return "/".join(parts[: index + 1])
+        folder = "/".join(parts[: index + 1])
+        if _NUMBERED.fullmatch(part) or folder in seen._steps:
+            return folder
     return ""
 
 
+def _place(unit: str) -> str:
+    return unit.rstrip("0123456789")
+
+
 def _newest(units: Iterable[str]) -> Set[str]:
-    """The checkpoint-N of the highest N in each place. A killed rotation may have left half of an older one."""
+    """The folder of the highest number in each place. A killed rotation may have left half of an older one."""
     highest: Dict[str, str] = {}
     for unit in filter(None, units):
-        place, _, number = unit.rpartition("-")
-        highest[place] = max(highest.get(place, "0"), number, key=int)
-    return {f"{place}-{number}" for place, number in highest.items()}
+        place = _place(unit)
+        highest[place] = max(highest.get(place, "0"), unit[len(place) :], key=int)
+    return {place + number for place, number in highest.items()}
 
 
-def _unfinished(units: Dict[str, Dict[str, _Mark]]) -> Set[str]:
+def _unfinished(units: Dict[str, Dict[str, _Mark]], seen: Seen) -> Set[str]:
     """The units that say of themselves that they are not ready."""
     names = {unit: {p[len(unit) :].lstrip("/") for p in marks} for unit, marks in units.items()}
     last = {unit for unit in units if unit and _any(names[unit], _LAST)}
     # in somebody's own checkpoint-5 there may never be a last file: only a Trainer's folder has to have one
     trainers = {unit for unit in units if unit and (last or _any(names[unit], _TRAINER))}
     marked = {unit for unit in units if any(n.endswith(_UNFINISHED) for n in names[unit])}
-    return (trainers - last) | marked
+    committed = {unit for unit in units if unit and _STEP_FILES[1] in names[unit]}
+    seen._saying.update(map(_place, committed))
+    silent = {u for u in seen._steps.intersection(units) - committed if _place(u) in seen._saying}
+    return (trainers - last - seen._steps) | marked | silent
+
+
+def _going(units: Dict[str, Dict[str, _Mark]], unfinished: Set[str], seen: Seen) -> Set[str]:
+    """Older numbered folders that lack what they had, or what the newest one has: a rotation deletes them.
+
+    It may have been killed half way, and then nothing moves any more.
+    """
+    whole = [unit for unit in units if unit and unit not in unfinished]
+    newest = {_place(unit): unit for unit in _newest(whole)}
+    going = set()
+    for unit in whole:
+        first = newest[_place(unit)]
+        names, those = ({p[len(u) :] for p in units[u]} for u in (unit, first))
+        if unit != first and (unit in seen._shrunk or names < those):
+            going.add(unit)
+    return going
 
 
 def _any(names: Iterable[str], patterns: Iterable[str]) -> bool:
@@ -336,6 +402,10 @@ def _remember(
         old = seen._units.get(name)
         if old and old.names == fresh.names:
             fresh.names_since = old.names_since
+        elif old and old.names > fresh.names:
+            seen._shrunk.add(name)
+        elif old:
+            seen._shrunk.discard(name)
         if old and old.marks == fresh.marks:
             fresh.since = old.since
         looked[name] = fresh
@@ -386,30 +456,73 @@ def _writable(fdinfo: str) -> bool:
     return False
 
 
-def _check_room(stage: Path, size: int, *, spare: bool) -> None:
+def _steady(path: str) -> str:
+    """The path whatever the number of its step."""
+    return _NUMBER.sub("0", path)
+
+
+def _written_once(path: str, mark: _Mark, seen: Seen) -> bool:
+    """By its name, or because it was replaced by another file before."""
+    if _steady(path) in seen._rewritten:
+        return False
+    return bool(_ONCE.fullmatch(path)) or (path in seen._last and seen._last[path][2] != mark[2])
+
+
+def _room(stage: Path, size: int, *, spare: bool) -> bool:
     stage.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(stage.parent).free
-    if free < size * (2 if spare else 1):
-        detail = (
-            f"a copy of {size / 1e6:.0f} MB needs more than the {free / 1e6:.0f} MB that are free"
+    return shutil.disk_usage(stage.parent).free >= size * (2 if spare else 1)
+
+
+def _check_room(stage: Path, size: int, *, spare: bool) -> None:
+    if not _room(stage, size, spare=spare):
+        free = shutil.disk_usage(stage.parent).free
+        detail = f"a copy of {size / 1e6:.0f} MB"
+        detail += ", and as much for the job's next save," if spare else ""
+        raise NoRoom(
+            errno.ENOSPC, f"{detail} needs more than the {free / 1e6:.0f} MB that are free"
         )
-        raise OSError(errno.ENOSPC, detail)
 
 
-def _copy(root: str, stage: Path, files: _Found) -> Tuple[Item, ...]:
+def check_room(taken: Snapshot) -> None:
+    """NoRoom if the disk runs full while this snapshot holds files that the job has deleted."""
+    free = shutil.disk_usage(taken.folder).free
+    if free < max(_LEAST_FREE, min(_MOST_FREE, taken.size // 4)):
+        held = sum(i.size for i in taken.items if i.mark and os.stat(i.source).st_nlink == 1)
+        if held:
+            detail = f"{held / 1e6:.0f} MB of a checkpoint that is still being sent were given up,"
+            detail += f" for only {free / 1e6:.0f} MB are free"
+            raise NoRoom(errno.ENOSPC, detail)
+
+
+def _stage(root: str, stage: Path, files: _Found, copied: Set[str]) -> Tuple[Item, ...]:
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     items = []
     for path, info in sorted(files.items()):
-        target = stage / path
+        source, target = os.path.join(root, path), stage / path
         target.parent.mkdir(parents=True, exist_ok=True)
+        mark = None
         if journal(path):
-            _copy_beginning(os.path.join(root, path), target, info.st_size)
+            _copy_beginning(source, target, info.st_size)
+        elif path not in copied and _link(source, target):
+            mark = _mark(info)
         else:
-            shutil.copyfile(os.path.join(root, path), target)
+            shutil.copyfile(source, target)
         size = target.stat().st_size
-        items.append(Item(path, target, size, info.st_mtime_ns, stat.S_IMODE(info.st_mode)))
+        items.append(Item(path, target, size, info.st_mtime_ns, stat.S_IMODE(info.st_mode), mark))
     return tuple(items)
+
+
+def _link(source: str, target: Path) -> bool:
+    """False: another file system, or one without links."""
+    try:
+        # the file that a symbolic link leads to, not the link
+        os.link(os.path.realpath(source), target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def _copy_beginning(source: str, target: Path, size: int) -> None:

@@ -1,46 +1,70 @@
-"""Files into the store as parts, and back out of it, every byte verified.
+"""Files into the store as pieces, and back out of it, every byte verified.
 
-Decides how a file is cut and what need not be sent again. Does not know what a checkpoint is, or when to try
-once more: a StoreError or Unreadable goes to the caller, and what was done until then is not lost. A part
-is named by its SHA-256 and belongs to the attempt that put it; whether it was put is known from `known`,
-never from a listing.
+Decides what need not be sent again and how pieces travel: new ones together, in blobs of some megabytes, so
+that a store that counts requests sees few, however small the pieces are. Does not know what a checkpoint is,
+or when to try once more: a StoreError or Unreadable goes to the caller, and what was done until then is not
+lost. A blob is named by its SHA-256 and belongs to the attempt that put it; whether it was put is known
+from `known`, never from a listing.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import threading
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from freegpu.agent import wire
 from freegpu.agent.clock import Clock, SystemClock
+from freegpu.agent.crew import MOST, Crew
+from freegpu.agent.cuts import cuts
 from freegpu.agent.snapshot import Item
 from freegpu.agent.stores.base import Store
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
-PART_SIZE = 64 << 20
+#: a blob is full from here on: a sixteenth of what is sent, within these bounds
+_BLOB = (4 << 20, 32 << 20)
+#: never more in one
+_MOST_BLOB = 64 << 20
 _CHUNK = 1 << 20
-#: with a limit on the bandwidth, a part is what goes through in this time, so that the flow is even
+#: bytes asked for at once; and what lies between two wanted pieces is read along, up to this
+_READ, _GAP = 32 << 20, 1 << 19
+#: with a limit on the bandwidth, a blob is what goes through in this time, so that the flow is even
 _PACE_S = 8.0
+#: less than this is fetched by one thread
+_LITTLE = 1 << 20
 
-#: SHA-256 -> the part in the store that has it
+#: SHA-256 of a piece -> where the store has it
 Known = Dict[str, wire.Part]
-
-
-_NOTHING = hashlib.sha256().digest()
 
 
 class Stopped(Exception):  # noqa: N818 - nothing failed: the caller asked for it
     """`should_stop` said so."""
 
 
+class Changed(OSError):  # noqa: N818
+    """A file that was linked, not copied, was written to meanwhile."""
+
+
 def known_parts(manifests: Iterable[wire.Manifest]) -> Known:
-    """The parts that these manifests name."""
-    return {part.sha256: part for manifest in manifests for part in manifest.blobs()}
+    """The pieces that these manifests name."""
+    return {part.piece: part for manifest in manifests for part in manifest.blobs()}
+
+
+def thin_blobs(manifest: wire.Manifest) -> Set[str]:
+    """Keys of the blobs of which this manifest needs less than half.
+
+    Whoever refers to those for ever keeps more in the store than there is; sent once more, the pieces lie
+    in a fuller blob. So what manifests name is at most about twice what they hold.
+    """
+    sizes: Dict[str, int] = {}
+    used: Dict[str, int] = {}
+    for part in known_parts([manifest]).values():
+        sizes[part.key] = part.size
+        used[part.key] = used.get(part.key, 0) + part.bytes
+    return {key for key, size in sizes.items() if 2 * used[key] < size}
 
 
 def upload(
@@ -50,39 +74,69 @@ def upload(
     known: Known,
     *,
     clock: Optional[Clock] = None,
-    part_size: int = PART_SIZE,
     bandwidth: Optional[float] = None,
     should_stop: Optional[Callable[[], bool]] = None,
+    guard: Optional[Callable[[], None]] = None,
 ) -> Tuple[wire.File, ...]:
     """Put what the store lacks of these files; their entries for a manifest.
 
-    `known` is added to part by part, so that a second try goes on where the first one failed. `bandwidth`
-    in bytes a second. StoreError, OSError (a file cannot be read), Stopped.
+    `known` is added to blob by blob, so that a second try goes on where the first one failed. `bandwidth`
+    in bytes a second. `guard` is called now and then and may raise. StoreError, OSError (a file cannot be
+    read; Changed), Stopped.
     """
-    part_size = min(part_size, store.properties.max_object or part_size)
+    items = tuple(items)
+    total = sum(item.size for item in items)
+    full = max(_BLOB[0], min(_BLOB[1], total // 16))
     if bandwidth:
-        part_size = min(part_size, max(_CHUNK, int(bandwidth * _PACE_S)))
-    sender = _Sender(store, attempt, known, clock or SystemClock(), bandwidth, should_stop)
-    return tuple(_upload_one(sender, item, part_size) for item in items)
+        full = min(full, max(_CHUNK, int(bandwidth * _PACE_S)))
+    sender = _Sender(store, attempt, known, clock or SystemClock(), bandwidth, should_stop, guard)
+    sender.full = full
+    sender.limit = store.properties.max_object or _MOST_BLOB
+    try:
+        found = [_read_item(sender, item) for item in items]
+        sender.finish()
+    finally:
+        sender.crew.wait()
+    return tuple(
+        wire.File(
+            item.path, size, digest, item.mtime_ns, item.mode, tuple(known[p] for p in pieces)
+        )
+        for item, (size, digest, pieces) in zip(items, found)
+    )
 
 
-def _upload_one(sender: "_Sender", item: Item, part_size: int) -> wire.File:
-    parts: List[wire.Part] = []
-    size, whole = 0, hashlib.sha256()
+def _read_item(sender: "_Sender", item: Item) -> Tuple[int, str, List[str]]:
+    """Give the file's pieces to the sender; size, SHA-256 and the pieces' digests."""
+    whole, size, pieces = hashlib.sha256(), 0, []  # type: Any, int, List[str]
     with open(item.source, "rb") as file:
-        for data in iter(lambda: file.read(part_size), b""):
+        ends = cuts(file, item.size, most=min(max(sender.full, _CHUNK), sender.limit))
+        file.seek(0)
+        for end in ends:
+            sender.check()
+            data = file.read(end - size)
+            _still(item, os.fstat(file.fileno()))
+            if len(data) != end - size:
+                raise Changed(errno.EIO, "it became shorter while it was read", item.path)
             digest = hashlib.sha256(data)
-            if parts:
-                whole.update(data)
+            if len(ends) == 1:
+                whole = digest  # a file of one piece is hashed once
             else:
-                whole = digest.copy()  # a file of one part is hashed once
-            size += len(data)
-            parts.append(sender.send(digest.hexdigest(), data))
-    return wire.File(item.path, size, whole.hexdigest(), item.mtime_ns, item.mode, tuple(parts))
+                whole.update(data)
+            size = end
+            pieces.append(digest.hexdigest())
+            sender.add(pieces[-1], data)
+    return size, whole.hexdigest(), pieces
+
+
+def _still(item: Item, info: os.stat_result) -> None:
+    if item.mark and item.mark != (info.st_size, info.st_mtime_ns, info.st_ino):
+        raise Changed(errno.EIO, "it was rewritten in place while it was read", item.path)
 
 
 class _Sender:
-    """Puts parts of one attempt, in its bandwidth."""
+    """Puts pieces of one attempt, in its bandwidth."""
+
+    full = limit = 0
 
     def __init__(
         self,
@@ -92,6 +146,7 @@ class _Sender:
         clock: Clock,
         bandwidth: Optional[float],
         should_stop: Optional[Callable[[], bool]],
+        guard: Optional[Callable[[], None]],
     ) -> None:
         self._store = store
         self._attempt = attempt
@@ -99,19 +154,52 @@ class _Sender:
         self._clock = clock
         self._bandwidth = bandwidth
         self._should_stop = should_stop
+        self._guard = guard
+        self._lock = threading.Lock()
+        self.crew = Crew(self.check, 1 if bandwidth else MOST)
+        #: digests of pieces that are on their way, and what the blob that is being filled will hold
+        self._begun: Set[str] = set()
+        self._filling: List[Tuple[str, bytes]] = []
+        self._filled = 0
 
-    def send(self, sha256: str, data: bytes) -> wire.Part:
-        self._check()
-        part = self._known.get(sha256)
-        if part is None:
-            start = self._clock.monotonic()
-            part = wire.Part(wire.attempt_blob_key(self._attempt, sha256), sha256, len(data))
-            if not self._store.put_new(part.key, data):
-                self._replace_if_torn(part, data)
-            self._known[sha256] = part
-            if self._bandwidth:
-                self._wait_until(start + len(data) / self._bandwidth)
-        return part
+    def add(self, digest: str, data: bytes) -> None:
+        if digest in self._begun or digest in self._known:
+            return
+        if self._filled + len(data) > self.limit:
+            self._send()
+        self._begun.add(digest)
+        self._filling.append((digest, data))
+        self._filled += len(data)
+        # not "when the next one does not fit": after a failure the same blobs must come about again
+        if self._filled >= self.full:
+            self._send()
+
+    def finish(self) -> None:
+        self._send()
+        self.crew.finish()
+
+    def _send(self) -> None:
+        pieces, self._filling, self._filled = self._filling, [], 0
+        if pieces:
+            self.crew.run(lambda: self._put(pieces))
+
+    def _put(self, pieces: List[Tuple[str, bytes]]) -> None:
+        start = self._clock.monotonic()
+        alone = len(pieces) == 1
+        data = pieces[0][1] if alone else b"".join(data for _, data in pieces)
+        sha256 = pieces[0][0] if alone else wire.sha256(data)
+        blob = wire.Part(wire.attempt_blob_key(self._attempt, sha256), sha256, len(data))
+        if not self._store.put_new(blob.key, data):
+            self._replace_if_torn(blob, data)
+        at, found = 0, {}
+        for digest, piece in pieces:
+            place = (at, len(piece), digest)
+            found[digest] = blob if alone else wire.Part(blob.key, sha256, blob.size, *place)
+            at += len(piece)
+        with self._lock:
+            self._known.update(found)
+        if self._bandwidth:
+            self._wait_until(start + len(data) / self._bandwidth)
 
     def _replace_if_torn(self, part: wire.Part, data: bytes) -> None:
         """It is not in our ledger, so it is what an earlier try that failed may have left."""
@@ -125,12 +213,14 @@ class _Sender:
             left = moment - self._clock.monotonic()
             if left <= 0:
                 return
-            self._check()
+            self.check()
             self._clock.sleep(min(left, 0.5))
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._should_stop and self._should_stop():
             raise Stopped
+        if self._guard:
+            self._guard()
 
 
 def read_manifest(store: Store, base: wire.Base) -> wire.Manifest:
@@ -149,7 +239,8 @@ def download(
 
     Modification times and modes come back, and a folder gets the time of the newest file in it (the Trainer
     removes the oldest of its folders). StoreError or Unreadable when something is missing or torn: try
-    again, what was verified is kept beside `into`, under a hidden name. OSError, Stopped.
+    again, what was verified is kept beside `into`, under a hidden name. OSError (the local disk, also
+    when it has no room for all of it), Stopped.
     """
     _check_paths(manifest)
     scratch = into.parent / f".{into.name}.restoring"
@@ -157,12 +248,183 @@ def download(
     if scratch.is_symlink() or (scratch.exists() and not target.exists()):
         _remove(scratch)  # what a try for another base has left
     target.mkdir(parents=True, exist_ok=True)
-    for file in manifest.files:
-        _download_one(store, file, target / file.path, should_stop)
+
+    def check() -> None:
+        if should_stop and should_stop():
+            raise Stopped
+
+    wanted = _wanted(manifest, target, check)
+    reads = [read for key, pieces in wanted.items() for read in _reads(key, pieces)]
+    little = sum(read.end - read.start for read in reads) < _LITTLE
+    crew = Crew(check, 1 if little else MOST)
+    try:
+        for read in reads:
+            crew.run(lambda read=read: read.into_place(store))  # type: ignore[misc]
+        crew.finish()
+        for files in _portions(manifest.files):
+            crew.run(lambda files=files: _finish(files, target, check))  # type: ignore[misc]
+        crew.finish()
+    finally:
+        crew.wait()
     _stamp_folders(target, manifest)
     _remove(into)
     os.rename(target, into)
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+#: a piece, and the (file, offset) places that it belongs to
+_Piece = Tuple[wire.Part, List[Tuple[Path, int]]]
+
+
+def _wanted(
+    manifest: wire.Manifest, target: Path, check: Callable[[], None]
+) -> Dict[str, List[_Piece]]:
+    """The pieces that are not in place yet, by blob. The files get their full length."""
+    found: Dict[str, List[_Piece]] = {}
+    places: Dict[Tuple[str, int, int], List[Tuple[Path, int]]] = {}
+    lacking = 0
+    for file in manifest.files:
+        check()
+        path = target / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh, at = not path.exists(), 0
+        with open(path, "w+b" if fresh else "r+b") as out:
+            if not fresh:
+                # Windows does not tell what a file with holes takes
+                blocks = getattr(os.fstat(out.fileno()), "st_blocks", 0)
+                lacking -= min(blocks * 512, file.size)
+            out.truncate(file.size)
+            lacking += file.size
+            for part in file.parts:
+                if fresh or not _holds(out, at, part):
+                    where = (part.key, part.at, part.length)
+                    if where not in places:
+                        places[where] = []
+                        found.setdefault(part.key, []).append((part, places[where]))
+                    places[where].append((path, at))
+                at += part.bytes
+    free = shutil.disk_usage(target).free
+    if lacking > free:
+        message = (
+            f"the checkpoint needs {lacking / 1e6:.0f} MB more, and {free / 1e6:.0f} MB are free"
+        )
+        raise OSError(errno.ENOSPC, message)
+    return found
+
+
+def _holds(file: Any, at: int, part: wire.Part) -> bool:
+    """Whether the piece is there from the last try."""
+    digest, left = hashlib.sha256(), part.bytes
+    file.seek(at)
+    while left:
+        data = file.read(min(left, _CHUNK))
+        if not data:
+            return False
+        digest.update(data)
+        left -= len(data)
+    return digest.hexdigest() == part.piece
+
+
+class _Read:
+    """Bytes [start, end) of a blob, with pieces in them; one piece only if there are many bytes."""
+
+    def __init__(self, key: str, first: _Piece) -> None:
+        self.key = key
+        self.pieces = [first]
+        self.start, self.end = first[0].at, first[0].at + first[0].bytes
+
+    def takes(self, piece: _Piece) -> bool:
+        """Add one that lies behind, if it is near enough."""
+        end = piece[0].at + piece[0].bytes
+        near = piece[0].at <= self.end + _GAP and end - self.start <= _READ
+        if near:
+            self.pieces.append(piece)
+            self.end = max(self.end, end)
+        return near
+
+    def into_place(self, store: Store) -> None:
+        if self.end - self.start > _READ:
+            return self._stream(store, *self.pieces[0])
+        data = memoryview(self._get(store, self.start, self.end))
+        for part, places in self.pieces:
+            piece = data[part.at - self.start :][: part.bytes]
+            self._agree(part, hashlib.sha256(piece).hexdigest())
+            _write(places, 0, piece)
+        return None
+
+    def _stream(self, store: Store, part: wire.Part, places: List[Tuple[Path, int]]) -> None:
+        digest = hashlib.sha256()
+        for at in range(self.start, self.end, _READ):
+            data = self._get(store, at, min(self.end, at + _READ))
+            digest.update(data)
+            _write(places, at - self.start, data)
+        self._agree(part, digest.hexdigest())
+
+    def _get(self, store: Store, start: int, end: int) -> bytes:
+        try:
+            data = store.get(self.key, start, end)
+        except ValueError as error:  # a key that no store of ours would have
+            raise wire.Unreadable(str(error)) from error
+        if len(data) != end - start:
+            self._torn()
+        return data
+
+    def _agree(self, part: wire.Part, found: str) -> None:
+        if found != part.piece:
+            self._torn()
+
+    def _torn(self) -> None:
+        message = f"{self.key} is not what the manifest says (torn, or still on its way)"
+        raise wire.Unreadable(message)
+
+
+def _write(places: List[Tuple[Path, int]], further: int, data: "bytes | memoryview") -> None:
+    for path, at in places:
+        with open(path, "r+b", buffering=0) as file:
+            file.seek(at + further)
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+
+
+def _reads(key: str, pieces: List[_Piece]) -> List[_Read]:
+    found: List[_Read] = []
+    for piece in sorted(pieces, key=lambda piece: (piece[0].at, piece[0].bytes)):
+        if not found or not found[-1].takes(piece):
+            found.append(_Read(key, piece))
+    return found
+
+
+def _portions(files: Tuple[wire.File, ...]) -> Iterable[List[wire.File]]:
+    portion: List[wire.File] = []
+    size = 0
+    for file in files:
+        portion.append(file)
+        size += file.size + _CHUNK // 16
+        if size >= 2 * _READ:
+            yield portion
+            portion, size = [], 0
+    yield portion
+
+
+def _finish(files: List[wire.File], target: Path, check: Callable[[], None]) -> None:
+    for file in files:
+        check()
+        _finish_file(file, target / file.path)
+
+
+def _finish_file(file: wire.File, target: Path) -> None:
+    """Check the whole, where it is not one piece that was checked; give it its mode and time."""
+    if [part.piece for part in file.parts] != [file.sha256]:
+        digest = hashlib.sha256()
+        with open(target, "rb") as done:
+            for chunk in iter(lambda: done.read(_CHUNK), b""):
+                digest.update(chunk)
+        if digest.hexdigest() != file.sha256:
+            message = f"the parts of {file.path} do not make up the file"
+            raise wire.Unreadable(message)
+    os.chmod(target, (file.mode & 0o777) | 0o600)
+    os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
 
 
 def _remove(path: Path) -> None:
@@ -190,84 +452,6 @@ def _parents(path: str) -> Iterable[str]:
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
-
-
-def _download_one(
-    store: Store, file: wire.File, target: Path, should_stop: Optional[Callable[[], bool]]
-) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with open(target, "r+b" if target.exists() else "w+b") as out:
-        trusted = True  # the beginning may be there from the last try
-        for part in file.parts:
-            if should_stop and should_stop():
-                raise Stopped
-            at = out.tell()
-            further = _read(out, part, digest) if trusted else None
-            if further is None:
-                trusted = False
-                out.seek(at)
-                out.truncate()
-                further = _fetch(store, part, out, digest)
-            digest = further
-        out.truncate()
-        if out.tell() != file.size or digest.hexdigest() != file.sha256:
-            message = f"the parts of {file.path} do not make up the file"
-            raise wire.Unreadable(message)
-    os.chmod(target, (file.mode & 0o777) | 0o600)
-    os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
-
-
-def _read(out: "IO[bytes]", part: wire.Part, digest: "_Hash") -> "Optional[_Hash]":
-    """The digest of the file after this part, if the next bytes in it are the part already."""
-    check = _Check(part, digest)
-    for chunk in iter(lambda: out.read(min(check.left, _CHUNK)), b""):
-        check.add(chunk)
-    return check.whole()
-
-
-def _fetch(store: Store, part: wire.Part, out: "IO[bytes]", digest: "_Hash") -> "_Hash":
-    """Append the part; the digest of the file after it. The file is as before if that fails."""
-    at, check = out.tell(), _Check(part, digest)
-    try:
-        while check.left:
-            start = part.size - check.left
-            data = store.get(part.key, start, min(part.size, start + PART_SIZE))
-            if not data or len(data) > check.left:
-                break
-            check.add(data)
-            out.write(data)
-    except ValueError as error:  # a key that no store of ours would have
-        raise wire.Unreadable(str(error)) from error
-    further = check.whole()
-    if further is None:
-        out.seek(at)
-        out.truncate()
-        message = f"{part.key} is not what the manifest says (torn, or still on its way)"
-        raise wire.Unreadable(message)
-    return further
-
-
-class _Check:
-    """Follows the bytes of a part, and with them the digest of the file that it continues."""
-
-    def __init__(self, part: wire.Part, digest: "_Hash") -> None:
-        self._part = part
-        self._first = digest.digest() == _NOTHING
-        self._own = hashlib.sha256()
-        self._further = digest.copy()
-        self.left = part.size
-
-    def add(self, data: bytes) -> None:
-        self.left -= len(data)
-        self._own.update(data)
-        if not self._first:
-            self._further.update(data)
-
-    def whole(self) -> "Optional[_Hash]":
-        if self.left or self._own.hexdigest() != self._part.sha256:
-            return None
-        return self._own if self._first else self._further  # a file of one part is hashed once
 
 
 def _stamp_folders(folder: Path, manifest: wire.Manifest) -> None:

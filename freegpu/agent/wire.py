@@ -15,10 +15,12 @@ import hmac
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-#: the version of messages and manifests
+#: the version of messages, and of manifests whose parts are whole blobs
 FORMAT = 1
+#: of manifests with several parts in one blob
+FORMAT_RANGES = 2
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 #: begins the id of a session that a person started with a cell; planned ones begin with "s-"
@@ -419,7 +421,8 @@ STARTED, CHECKPOINT, ENDED, REFUSED, NOTICE = "started", "checkpoint", "ended", 
 EVENTS = (STARTED, CHECKPOINT, ENDED, REFUSED, NOTICE)
 
 # started:    {"resumed": bool, "step": int|None}          the command runs (setup is done)
-# checkpoint: {"key", "sha256", "generation", "step", "size", "age_s"}   manifest written; age_s: seconds since its files were last changed
+# checkpoint: {"key", "sha256", "generation", "step", "size", "age_s", "sent", "stored"}   manifest written; age_s: seconds since its files
+#              were last changed; sent: bytes put for it; stored: the store's own digests of what was put are right
 # ended:      {"reason", "exit_code": int|None, "signal": int|None, "detail": str, "outputs": {"key","sha256"}|None,
 #              "progress": {...}|None, "seconds": run time, "log_segments": int}
 # refused:    {"detail"}                                    the ticket cannot be run here (base unreadable, slot taken, bundle bad)
@@ -431,11 +434,27 @@ EVENTS = (STARTED, CHECKPOINT, ENDED, REFUSED, NOTICE)
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a file: the blob that holds it."""
+    """A piece of a file: the blob that holds it, and where in it."""
 
+    #: of the blob: its key, SHA-256 and bytes
     key: str
     sha256: str
     size: int
+    #: the piece is bytes [at, at + length) of the blob; -1: all of it
+    at: int = 0
+    length: int = -1
+    #: SHA-256 of the piece; "": the piece is the blob
+    digest: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Of the piece."""
+        return self.size if self.length < 0 else self.length
+
+    @property
+    def piece(self) -> str:
+        """SHA-256 of the piece."""
+        return self.digest or self.sha256
 
 
 @dataclass(frozen=True)
@@ -468,47 +487,93 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def blobs(self) -> Iterable[Part]:
+        """Every part; several may lie in one blob."""
         for file in self.files:
             yield from file.parts
 
     def to_bytes(self) -> bytes:
-        return canonical({"format": FORMAT, **asdict(self)})
+        """Format 1, as every agent reads it, where each part is a whole blob; else format 2."""
+        if all(part.length < 0 for part in self.blobs()):
+            return canonical({"format": FORMAT, **asdict(self)})
+        order = {part.key: part for part in self.blobs()}
+        number = {key: index for index, key in enumerate(order)}
+        head = {name: getattr(self, name) for name in _MANIFEST_HEAD}
+        blobs = [[part.key.split("/")[1], part.sha256, part.size] for part in order.values()]
+        files = [
+            {
+                **{name: getattr(file, name) for name in _FILE_HEAD},
+                "parts": [_short(part, number[part.key], file) for part in file.parts],
+            }
+            for file in self.files
+        ]
+        return canonical({"format": FORMAT_RANGES, **head, "blobs": blobs, "files": files})
 
     @classmethod
     def from_bytes(cls, data: bytes, digest: str) -> "Manifest":
-        """The manifest with this SHA-256. Unreadable if the bytes are not it."""
+        """The manifest with this SHA-256, of either format. Unreadable if the bytes are not it."""
         if sha256(data) != digest:
             message = "the manifest is not the one that was named"
             raise Unreadable(message)
         try:
             whole = json.loads(data)
-            if whole.pop("format") != FORMAT:
-                message = "the manifest has another format"
+            version = whole.pop("format")
+            if version not in (FORMAT, FORMAT_RANGES):
+                message = f"the manifest has another format ({version!r}): a newer freegpu wrote it"
                 raise Unreadable(message)
-            files = tuple(
-                File(**{**file, "parts": tuple(Part(**part) for part in file["parts"])})
-                for file in whole.pop("files")
-            )
-            for file in files:
-                _check_file(file)
-            return cls(files=files, **whole)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            blobs = [
+                (attempt_blob_key(attempt, sha), sha, size)
+                for attempt, sha, size in (whole.pop("blobs") if version != FORMAT else ())
+            ]
+            files = []
+            for file in whole.pop("files"):
+                if version == FORMAT:
+                    parts = tuple(Part(**part) for part in file["parts"])
+                else:
+                    parts = tuple(_long(part, blobs, file["sha256"]) for part in file["parts"])
+                files.append(File(**{**file, "parts": parts}))
+                _check_file(files[-1])
+            return cls(files=tuple(files), **whole)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             message = f"the manifest does not make sense: {error}"
             raise Unreadable(message) from error
 
 
+_MANIFEST_HEAD = ("job", "attempt", "epoch", "generation", "step", "created")
+_FILE_HEAD = ("path", "size", "sha256", "mtime_ns", "mode")
 _BLOB_KEY = re.compile(r"attempts/[a-z0-9][a-z0-9-]{0,62}/blobs/([0-9a-f]{64})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def _short(part: Part, blob: int, file: File) -> List[Any]:
+    if part.length < 0:
+        return [blob]
+    own = [] if part.digest == file.sha256 else [part.digest]
+    return [blob, part.at, part.length, *own]
+
+
+def _long(short: List[Any], blobs: List[Tuple[str, str, int]], whole: str) -> Part:
+    blob, *rest = short
+    if blob < 0 or len(rest) not in (0, 2, 3):
+        message = f"not a part: {short!r}"
+        raise ValueError(message)
+    return Part(*blobs[blob], *rest, *([whole] if len(rest) == 2 else []))
 
 
 def _check_file(file: File) -> None:
-    """ValueError: it would leave its folder, read what is no blob, or does not add up."""
+    """ValueError, TypeError: it would leave its folder, read what is no blob, or does not add up."""
     check_relative(file.path)
     for part in file.parts:
         named = _BLOB_KEY.fullmatch(part.key)
         if named is None or named.group(1) != part.sha256:
             message = f"not the key of this blob: {part.key!r}"
             raise ValueError(message)
-    if sum(part.size for part in file.parts) != file.size or file.size < 0:
+        within = part.length >= 0 and part.at >= 0 and part.at + part.length <= part.size
+        if (part.at, part.length, part.digest) != (0, -1, "") and not (
+            within and _SHA256.fullmatch(part.digest)
+        ):
+            message = f"not a range of its blob: {part.key!r} {part.at!r} {part.length!r}"
+            raise ValueError(message)
+    if sum(part.bytes for part in file.parts) != file.size or file.size < 0:
         message = f"the parts of {file.path!r} do not add up to it"
         raise ValueError(message)
 

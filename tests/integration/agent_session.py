@@ -224,8 +224,9 @@ class AgentSession:
         """The files of a manifest, every byte verified."""
         found = {}
         for file in manifest.files:
-            parts = [self.store.get(part.key) for part in file.parts]
-            assert [wire.sha256(part) for part in parts] == [part.sha256 for part in file.parts]
-            found[file.path] = b"".join(parts)
+            blobs = [self.store.get(part.key) for part in file.parts]
+            assert [wire.sha256(blob) for blob in blobs] == [part.sha256 for part in file.parts]
+            pieces = [b[p.at :][: p.bytes] for b, p in zip(blobs, file.parts, strict=True)]
+            found[file.path] = b"".join(pieces)
             assert wire.sha256(found[file.path]) == file.sha256
         return found

@@ -206,6 +206,13 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece travels in a blob of its own, one after the other."""
+    monkeypatch.setattr(transfer, "_BLOB", (1, 1))
+    monkeypatch.setattr(transfer, "MOST", 1)
+
+
 # --- committing --------------------------------------------------------------------------------------
 
 
@@ -232,6 +239,7 @@ def test_the_first_checkpoint_is_committed_as_soon_as_it_is_complete(bench: Benc
     assert not list((bench.root / "stage").glob("*")), "the staged copy is gone"
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_manifest_is_put_after_everything_it_names(bench: Bench) -> None:
     """A manifest whose parts are still to come would be a promise."""
     for name in "abc":
@@ -383,6 +391,7 @@ def test_while_the_store_is_away_the_newest_snapshot_waits_for_it(bench: Bench) 
     assert len(list((bench.root / "stage").glob("*"))) == 0
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_retry_does_not_send_again_what_has_arrived(bench: Bench) -> None:
     """Ten parts, a failure at each third: every part goes through once."""
     calls = []
@@ -401,6 +410,7 @@ def test_a_retry_does_not_send_again_what_has_arrived(bench: Bench) -> None:
     assert len(sent) <= 10 + len(calls) // 3
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_upload_that_gets_through_bit_by_bit_is_not_thrown_away(bench: Bench) -> None:
     """On a slow, shaky link the newest snapshot would for ever replace the one that is nearly there."""
     calls = []
@@ -522,6 +532,7 @@ def test_final_keeps_its_snapshot_until_the_store_is_back(bench: Bench) -> None:
     assert bench.committed == [1]
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_abandoned_upload_stops_at_the_next_part(bench: Bench) -> None:
     """A newer attempt exists: nobody wants the rest."""
     for number in range(5):
@@ -553,18 +564,23 @@ def test_the_upload_time_is_what_copy_and_upload_took(bench: Bench) -> None:
 
 
 def test_uploads_keep_to_the_bandwidth(tmp_path: Path) -> None:
-    """Twelve MB at one MB a second take twelve seconds, in parts of at most eight."""
+    """Twelve MB at one MB a second take twelve seconds, none of its parts more than eight."""
     bench = Bench(tmp_path, bandwidth=1e6)
     bench.write("a.raw", os.urandom(12_000_000))
     bench.run(30)
     assert bench.committed == [1]
     assert 12.0 <= bench.keeper.upload_seconds < 13.0
-    assert [part.size for part in bench.manifest(1).blobs()] == [8_000_000, 4_000_000]
+    assert [part.size for part in bench.manifest(1).blobs()] == [
+        4 << 20,
+        4 << 20,
+        12_000_000 - (8 << 20),
+    ]
 
 
 # --- keeping and deleting ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("alone")
 def test_acknowledged_generations_beyond_keep_go_and_their_parts_with_them(bench: Bench) -> None:
     """Manifest first, then what no other manifest names; never the newest two."""
     bench.write("frozen.raw", b"frozen")
@@ -608,6 +624,7 @@ def test_an_orchestrator_that_is_away_all_night_costs_eight_checkpoints_of_space
     assert len(bench.blobs()) <= 9
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_delete_that_fails_is_done_later_and_in_order(bench: Bench) -> None:
     """A part may go only after the manifest that names it."""
     bench.store.trouble = lambda deed, key: "before" if deed == "delete" else None
@@ -675,7 +692,7 @@ def test_files_are_cut_into_parts_and_put_together_again(
     bench: Bench, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also empty ones, and at the borders of a part; parts of any size are read in bounded pieces."""
-    monkeypatch.setattr(transfer, "PART_SIZE", 300)
+    monkeypatch.setattr(transfer, "_READ", 300)
     source = tmp_path / "data"
     source.write_bytes(os.urandom(size))
     bench.store.max_object = 1000
@@ -920,6 +937,7 @@ def test_links_out_of_the_working_folder_are_no_results(results: Path) -> None:
     assert set(outputs_in(results, "results/**")) == OWN | BELOW | {"results/four", "four"}
 
 
+@pytest.mark.usefixtures("alone")
 def test_outputs_are_written_once_with_their_manifest_last(bench: Bench, results: Path) -> None:
     """Its key says that the attempt has ended; called again, it is the same manifest."""
     bench.begin(outputs=("results/**",))
