@@ -34,6 +34,7 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
         "tick_s": (5.0, 0.05, 3600.0),
         "silent_polls": (6.0, 2.0, 1000.0),
         "workdir_limit_gb": (1.0, 0.001, 10_000.0),
+        "upload_mb_s": (0.0, 0.0, 100_000.0),
     }
 )
 
@@ -82,8 +83,15 @@ class Settings:
     silent_polls: int = int(NUMBERS["silent_polls"][0])
     #: largest working folder that is packed, GB
     workdir_limit_gb: float = NUMBERS["workdir_limit_gb"][0]
+    #: most that an agent, or a command here, uploads into the store, MB/s; 0: no limit
+    upload_mb_s: float = NUMBERS["upload_mb_s"][0]
     #: setting -> "default", the name of an environment variable, or "/path/freegpu.toml:3"
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bandwidth(self) -> float | None:
+        """`upload_mb_s` as bytes a second; None: no limit."""
+        return self.upload_mb_s * 1e6 or None
 
 
 def load(environ: Mapping[str, str], *, home: Path | None = None) -> Settings:

@@ -90,6 +90,7 @@ def _run(cell: Mapping[str, Any], agent: Path) -> str:
             poll_s=cell["poll_s"],
             beat_s=cell["beat_s"],
             margin_s=cell["margin_s"],
+        bandwidth=cell["bandwidth"],
             view=True,
         )
         _announce(cell, profile, [card.name for card in cards], access)

@@ -369,6 +369,7 @@ class Actor:
             poll_s=rhythm.poll_s,
             beat_s=rhythm.beat_s,
             margin_s=self.settings.margin_s,
+            bandwidth=self.settings.bandwidth,
         )
         return Launch(
             key=session,

@@ -106,6 +106,7 @@ def contents(
         "poll_s": rhythm.poll_s,
         "beat_s": rhythm.beat_s,
         "margin_s": settings.margin_s,
+        "bandwidth": settings.bandwidth,
         "secrets": [*needs, *([KEY_NAME] if facts.public else [])],
         "scope": "",
         "release": facts.release,

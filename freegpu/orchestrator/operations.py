@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -90,6 +90,8 @@ class Workspace:
         self.settings = settings
         self.clock = clock
         self._stack = contextlib.ExitStack()
+        #: told (bytes done, bytes in all) while a large object is on its way
+        self._moved: Callable[[int, int], None] = _unseen
 
     @classmethod
     def open(cls, settings: Settings, *, clock: Clock | None = None) -> Workspace:
@@ -131,7 +133,12 @@ class Workspace:
     @cached_property
     def store(self) -> Store:
         """The shared store, checked to be ours."""
-        return open_shared(self.settings, self.ledger, self.home_id)
+        return open_shared(
+            self.settings,
+            self.ledger,
+            self.home_id,
+            progress=lambda key, done, total: self._moved(done, total),
+        )
 
     @cached_property
     def adapters(self) -> dict[str, wrappers.Patient]:
@@ -364,10 +371,14 @@ class Workspace:
             packed = bundle.write(plan, Path(folder) / "bundle.tar.gz")
             if on_progress is not None:
                 on_progress("upload", 0, packed.size)
-            with _store_errors():
-                fresh = self.store.put_new(
-                    wire.input_key(packed.sha256), Path(folder) / "bundle.tar.gz"
-                )
+                self._moved = partial(on_progress, "upload")
+            try:
+                with _store_errors():
+                    fresh = self.store.put_new(
+                        wire.input_key(packed.sha256), Path(folder) / "bundle.tar.gz"
+                    )
+            finally:
+                self._moved = _unseen
             if on_progress is not None:
                 on_progress("upload", packed.size, packed.size)
         info = BundleInfo(
@@ -671,6 +682,10 @@ def _as_waiting(spec: JobSpec, seq: int, *, now: datetime, job: Job | None = Non
         created_at=job.created_at if job else now,
         grace_s=spec.checkpoint.grace_s,
     )
+
+
+def _unseen(done: int, total: int) -> None:
+    """Nobody watches."""
 
 
 @contextlib.contextmanager

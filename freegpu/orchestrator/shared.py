@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,13 @@ def folder_of(url: str) -> Path | None:
     return None if colon and "/" not in scheme else Path(url)
 
 
-def open_shared(settings: Settings, ledger: Ledger, home_id: str) -> Store:
+def open_shared(
+    settings: Settings,
+    ledger: Ledger,
+    home_id: str,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Store:
     """The store, checked to be this home's; made if this home never had one there.
 
     A store that this home has used before is never made anew: if it is gone, its checkpoints are, and only a
@@ -45,7 +52,7 @@ def open_shared(settings: Settings, ledger: Ledger, home_id: str) -> Store:
     folder = folder_of(settings.store)
     if folder is not None and not used_before and not folder.exists():
         _make(folder, default=where == "default")
-    store = open_client(settings, ledger)
+    store = open_client(settings, ledger, progress=progress)
     try:
         stores.check_home(store, home_id)
     except ForeignStore as error:
@@ -69,13 +76,19 @@ def open_shared(settings: Settings, ledger: Ledger, home_id: str) -> Store:
     return store
 
 
-def open_client(settings: Settings, ledger: Ledger, *, known: bool = True) -> Store:
+def open_client(
+    settings: Settings,
+    ledger: Ledger,
+    *,
+    known: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Store:
     """A client of the configured store, with credentials and with what a probe found; nothing is checked yet.
 
     `known` False: as careful as if nothing had been found. ConfigError: the URL cannot be meant, or credentials are missing.
     """
     try:
-        access = access_for(settings, ledger)
+        access = replace(access_for(settings, ledger), progress=progress)
         return open_any(settings.store, access if known else replace(access, known=None))
     except ValueError as error:
         where = settings.sources.get("store", "default")
@@ -107,7 +120,7 @@ def access_for(settings: Settings, ledger: Ledger) -> Access:
 
         access = drive_access.access_for(settings)
     found = measured(ledger, settings.store)
-    return replace(access, known=found.properties if found else None)
+    return replace(access, known=found.properties if found else None, bandwidth=settings.bandwidth)
 
 
 def _make(folder: Path, *, default: bool) -> None:
