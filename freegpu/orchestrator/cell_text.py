@@ -61,7 +61,35 @@ try:
 except OSError as error:
     raise Stop(f"freegpu: the store did not hand out the agent: {{error}}; are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY right?")
 """,
+    "drive": """\
+import os, urllib.parse, urllib.request
+{token}
+allow = {{"Authorization": f"Bearer {{token}}"}}
+try:
+    data = urllib.request.urlopen(urllib.request.Request(cell["url"], headers=allow)).read()
+except OSError as error:
+    raise Stop(f"freegpu: Drive did not hand out the agent: {{error}}; make a new cell if it was deleted there: freegpu cell {platform}")
+""",
 }
+
+#: access as the person who runs the notebook, asked for in the notebook
+_ASKED = """\
+import google.auth, google.auth.transport.requests
+from google.colab import auth
+auth.authenticate_user()
+person = google.auth.default(scopes=[cell["scope"]])[0]
+person.refresh(google.auth.transport.requests.Request())
+token = person.token"""
+#: access by the OAuth client that `freegpu connect drive` signed in with
+_GRANTED = """\
+{secret}
+try:
+    grant = json.loads(secret("FREEGPU_DRIVE"))
+    form = {{name: grant[name] for name in ("client_id", "client_secret", "refresh_token")}}
+    form = urllib.parse.urlencode({{**form, "grant_type": "refresh_token"}}).encode()
+    token = json.load(urllib.request.urlopen(grant["token_uri"], form))["access_token"]
+except Exception as error:
+    raise Stop(f"freegpu: no access to Drive: is the secret FREEGPU_DRIVE there, and is it what `freegpu connect drive --show-secret` prints? ({{type(error).__name__}})")"""
 
 #: how a notebook's own secret store is asked
 _SECRET: Mapping[str, str] = {
@@ -85,7 +113,7 @@ ended = run(cell, agent)
 
 def text(cell: Mapping[str, Any], *, version: str) -> str:
     """The Python text of a cell. `cell` is what freegpu.agent.notebook.run takes."""
-    scheme, _, rest = cell["store"].partition(":")
+    rest = cell["store"].partition(":")[2]
     cards = "processor or cards" if cell["platform"] == "jupyter" else "cards"
     secret = (
         cell["key"]
@@ -98,12 +126,16 @@ def text(cell: Mapping[str, Any], *, version: str) -> str:
         title=cell["title"], version=version, what=cards, warning=secret or "", data=data
     )
     mount = _MOUNT if cell["platform"] == "colab" and rest.startswith("/content/drive") else ""
-    return head + mount + _fetch(scheme, cell["platform"]) + _TAIL.format(platform=cell["name"])
+    return head + mount + _fetch(cell) + _TAIL.format(platform=cell["name"])
 
 
-def _fetch(scheme: str, platform: str) -> str:
+def _fetch(cell: Mapping[str, Any]) -> str:
+    scheme, platform = cell["store"].partition(":")[0], cell["platform"]
+    if scheme == "folder":
+        return _FETCH[scheme]
     asked = _SECRET.get(platform, "secret = os.environ.get")
-    return _FETCH[scheme].format(secret=asked) if scheme != "folder" else _FETCH[scheme]
+    token = _ASKED if cell["scope"] else _GRANTED.format(secret=asked)
+    return _FETCH[scheme].format(secret=asked, token=token, platform=cell["name"])
 
 
 def notebook(cell: Mapping[str, Any], *, version: str) -> dict[str, Any]:

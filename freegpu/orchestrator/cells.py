@@ -33,7 +33,9 @@ from freegpu.orchestrator.pace import pace
 from freegpu.orchestrator.views import CellMade
 
 #: what the agent can open by itself
-NOTEBOOK_STORES = ("folder", "s3")
+NOTEBOOK_STORES = ("folder", "s3", "drive")
+#: sees and changes everything in a Drive: developers.google.com/workspace/drive/api/guides/api-specific-auth
+FULL_DRIVE = "https://www.googleapis.com/auth/drive"
 _META = "cells"
 #: more slots than any machine has cards: what says more is not believed
 _MOST_SLOTS = 64
@@ -86,10 +88,10 @@ def contents(
     secret store.
     """
     rhythm = pace(settings, store.properties)
-    needs = _needs(cell.store)
+    needs, scope = _rights(cell.store, facts, settings)
     key = wire.cell_key(home_key, cell.id)
     return {
-        **_address(cell),
+        **_address(cell, store),
         "name": cell.platform,
         "platform": facts.kind,
         "title": facts.title,
@@ -108,30 +110,49 @@ def contents(
         "margin_s": settings.margin_s,
         "bandwidth": settings.bandwidth,
         "secrets": [*needs, *([KEY_NAME] if facts.public else [])],
-        "scope": "",
+        "scope": scope,
         "release": facts.release,
         "notes": list(facts.notes),
     }
 
 
-def _address(cell: Cell) -> dict[str, str]:
-    """Where the cell itself fetches the agent, as far as the store's address does not say so."""
+def _address(cell: Cell, store: Store) -> dict[str, str]:
+    """Where the cell itself fetches the agent, as far as the store's address does not say so. StoreError."""
     scheme, _, rest = cell.store.partition(":")
-    if scheme != "s3":
-        return {}
-    from freegpu.agent.stores.s3_place import place
-
-    bucket, prefix, endpoint, region = place(rest)
     key = wire.agent_key(cell.agent_sha256)
-    return {"url": f"{endpoint}/{bucket}/{prefix}{key}", "region": region}
+    if scheme == "s3":
+        from freegpu.agent.stores.s3_place import place
+
+        bucket, prefix, endpoint, region = place(rest)
+        return {"url": f"{endpoint}/{bucket}/{prefix}{key}", "region": region}
+    if scheme == "drive":
+        from freegpu.agent.stores.drive import DriveStore
+
+        if isinstance(store, DriveStore):
+            return {"url": store.address(key)}
+    return {}
 
 
-def _needs(store: str) -> list[str]:
-    """Names of the secrets that opening the store takes; "?": it can do without."""
+def _rights(store: str, facts: Facts, settings: Settings) -> tuple[list[str], str]:
+    """What opening the store takes in a notebook: names of secrets, and the scope to ask the person for.
+
+    An app with the scope drive.file sees only what the same OAuth client has made, so a notebook's own access is
+    of use only where our side has full access (docs/adr/0006); elsewhere both sides use the one client.
+    """
     scheme = store.partition(":")[0]
     if scheme == "s3":
-        return ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
-    return []
+        return ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], ""
+    if scheme == "drive":
+        from freegpu.orchestrator import drive_access
+
+        grant = drive_access.access_for(settings).secrets.get("FREEGPU_DRIVE", "{}")
+        granted = str(json.loads(grant).get("scope", "")).split()
+        return (
+            ([], FULL_DRIVE)
+            if facts.kind == "colab" and FULL_DRIVE in granted
+            else (["FREEGPU_DRIVE"], "")
+        )
+    return [], ""
 
 
 def facts_of(platform: str, settings: Settings) -> Facts:
@@ -185,6 +206,11 @@ def seen_store(given: str | None, settings: Settings, facts: Facts) -> str:
             f"the store {store} is a folder of this machine, which {facts.title} cannot see",
             hint="use a store that both reach (docs/how-to/choose-a-store.md), or say with --store how the"
             " notebook sees this one, e.g. --store folder:/content/drive/MyDrive/freegpu",
+        )
+    if scheme == "drive" and store != settings.store:
+        raise ConfigError(
+            f"{store} is not the store in use ({without_password(settings.store)})",
+            hint="connect it first: freegpu connect drive --use",
         )
     return store
 
