@@ -17,6 +17,7 @@ FORMAT = 1
 _BACKENDS = {
     "folder": ("freegpu.agent.stores.folder", "FolderStore"),
     "s3": ("freegpu.agent.stores.s3", "S3Store"),
+    "drive": ("freegpu.agent.stores.drive", "DriveStore"),
 }
 
 
