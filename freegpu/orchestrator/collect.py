@@ -47,7 +47,8 @@ class Collector:
     home: Path
     now: datetime
     keep_days: float
-    agent_sha256: str
+    #: agents that are sent out, or that a cell fetches
+    agents: frozenset[str]
     dropped: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def plan(self) -> list[tuple[str, str]]:
@@ -93,7 +94,7 @@ class Collector:
             found += [
                 (key, "an older agent")
                 for key in self.store.list("agent")
-                if key != wire.agent_key(self.agent_sha256)
+                if key not in {wire.agent_key(digest) for digest in self.agents}
             ]
         return found
 

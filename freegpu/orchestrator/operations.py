@@ -24,6 +24,7 @@ from freegpu.agent.stores.base import Store, StoreError
 from freegpu.clock import Clock, SystemClock, utc
 from freegpu.config import Settings
 from freegpu.errors import (
+    ForeignStoreError,
     InvalidTransitionError,
     LedgerBusyError,
     NotReadyError,
@@ -33,6 +34,7 @@ from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobSta
 from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator import agent_archive, cells, invitations, placement, reports
 from freegpu.orchestrator.act import Identity
+from freegpu.orchestrator.away import AwayStore
 from freegpu.orchestrator.home import (
     NOTIFY_FILE,
     Holder,
@@ -45,7 +47,7 @@ from freegpu.orchestrator.home import (
 )
 from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
-from freegpu.orchestrator.model import Job, NewJob, Place, Score, Snapshot, Waiting
+from freegpu.orchestrator.model import Job, NewJob, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
 from freegpu.orchestrator.shared import open_shared
 from freegpu.orchestrator.views import (
@@ -79,6 +81,10 @@ if TYPE_CHECKING:
 RECENT = 10
 #: seconds between looks while following or waiting
 LOOK_S = 0.5
+#: seconds for which a store that could not be opened is not tried again by those who only look
+AWAY_S = 20.0
+#: an upload that began so many seconds ago and is not complete has lost its writer
+UNFINISHED_S = 2 * 86400.0
 #: how long a command waits for another command's tick to end before it goes on without
 PATIENCE_S = 10.0
 
@@ -90,6 +96,8 @@ class Workspace:
         self.settings = settings
         self.clock = clock
         self._stack = contextlib.ExitStack()
+        #: when the store could last not be opened, and why
+        self._away: tuple[float, SharedStoreError] | None = None
         #: told (bytes done, bytes in all) while a large object is on its way
         self._moved: Callable[[int, int], None] = _unseen
 
@@ -162,9 +170,13 @@ class Workspace:
     @cached_property
     def identity(self) -> Identity:
         """Who we are, and the agent that we send out (laid into the store)."""
-        path, digest = agent_archive.build(self.settings.home / "cache")
+        identity = self._identity()
         with _store_errors():
-            self.store.put_new(wire.agent_key(digest), path)
+            self.store.put_new(wire.agent_key(identity.agent_sha256), identity.agent_path)
+        return identity
+
+    def _identity(self) -> Identity:
+        path, digest = agent_archive.build(self.settings.home / "cache")
         return Identity(
             home=self.settings.home,
             home_id=self.home_id,
@@ -176,14 +188,42 @@ class Workspace:
     @cached_property
     def reconciler(self) -> Reconciler:
         """What ticks."""
+        return self._reconciler(self.store, self.identity)
+
+    def _reconciler(self, store: Store, identity: Identity) -> Reconciler:
         return Reconciler(
             ledger=self.ledger,
-            store=self.store,
+            store=store,
             adapters=self.adapters,
-            identity=self.identity,
+            identity=identity,
             settings=self.settings,
             now=lambda: utc(self.clock),
         )
+
+    def _looking(self, problems: list[str]) -> Reconciler:
+        """What looks: the reconciler, or while the store is away one that has the ledger and the platforms alone.
+
+        That the store is away is added to `problems`.
+        """
+        away = None if "reconciler" in vars(self) else self._why_away()
+        if away is None:
+            return self.reconciler
+        problems.append(str(away))
+        return self._reconciler(AwayStore(str(away)), self._identity())
+
+    def _why_away(self) -> SharedStoreError | None:
+        """Why the store cannot be used now; None: it can. ForeignStoreError: it is somebody else's, which is no absence."""
+        # a command that has just tried does not wait for a dead server twice
+        if self._away is None or self.clock.monotonic() - self._away[0] >= AWAY_S:
+            try:
+                _ = self.identity
+            except SharedStoreError as error:
+                self._away = (self.clock.monotonic(), error)
+            else:
+                return None
+        if isinstance(self._away[1], ForeignStoreError):
+            raise self._away[1]
+        return self._away[1]
 
     @cached_property
     def notifier(self) -> Notifier:
@@ -468,7 +508,8 @@ class Workspace:
         now = utc(self.clock)
         sessions = self.ledger.sessions(open_only=True)
         problems: list[str] = []
-        places = self._places(problems)
+        looking = self._looking(problems)
+        places = looking.places(sessions, problems)
         jobs = self.ledger.jobs(states=[JobState.PENDING, JobState.ACTIVE])
         ended = self.ledger.jobs(
             states=[s for s in JobState if s.final], limit=RECENT, newest_first=True
@@ -480,7 +521,7 @@ class Workspace:
             counts={str(state): count for state, count in self.ledger.job_counts().items()},
             orchestrator=str(current_holder(self.settings.home) or ""),
             problems=tuple(problems),
-            invitations=self._invitations(self.reconciler.snapshot(places=places), now)
+            invitations=self._invitations(looking.snapshot(places=places), now)
             if any(place.capabilities.attended for place in places)
             else (),
         )
@@ -492,9 +533,6 @@ class Workspace:
             if isinstance(adapter.inner, attended.AttendedAdapter)
         }
         return invitations.invitations(snapshot, now, urls)
-
-    def _places(self, problems: list[str]) -> list[Place]:
-        return self.reconciler.places(self.ledger.sessions(open_only=True), problems)
 
     def jobs(
         self, states: Collection[JobState] | None = None, limit: int | None = None
@@ -518,7 +556,7 @@ class Workspace:
         """Why a job is where it is, and for every platform why it was chosen or not."""
         found = self.ledger.resolve(job)
         now = utc(self.clock)
-        snapshot = self.reconciler.snapshot(always=True)
+        snapshot = self._looking([]).snapshot(always=True)
         waiting = next((w for w in snapshot.waiting if w.id == found.id), None)
         if waiting is None:
             # it runs or has ended: what would each place mean for it now?
@@ -632,7 +670,12 @@ class Workspace:
             home=self.settings.home,
             now=utc(self.clock),
             keep_days=keep_days,
-            agent_sha256=self.identity.agent_sha256,
+            agents=frozenset(
+                [
+                    self.identity.agent_sha256,
+                    *(cell.agent_sha256 for cell in cells.known(self.ledger).values()),
+                ]
+            ),
         )
         everything = len(self.store.list(""))
         deleted = []
@@ -647,6 +690,9 @@ class Workspace:
             if not dry_run:
                 self.store.delete(key)
             deleted.append((key, stat.size, why))
+        sweep = getattr(self.store, "sweep", None)
+        if sweep is not None and not dry_run and (swept := sweep(UNFINISHED_S)):
+            deleted.append((f"{swept} unfinished uploads", 0, "begun long ago and never completed"))
         for folder, why in list(collector.local_leftovers()):
             size = tree_size(folder)
             if not dry_run:

@@ -17,6 +17,7 @@ from freegpu.errors import LedgerBusyError
 from freegpu.jobs.lifecycle import AttemptEvent, EndReason
 from freegpu.jobs.model import Checkpointing, JobSpec
 from freegpu.jobs.retry import decide
+from freegpu.orchestrator import cells
 from freegpu.orchestrator.home import orchestrator_lock, save_secrets, secret_refs
 from freegpu.orchestrator.model import Attempt, Checkpoint, Job, NewJob
 from freegpu.orchestrator.operations import Workspace
@@ -414,3 +415,16 @@ def test_gc_waits_for_no_orchestrator_and_never_runs_beside_one(yard: Yard) -> N
             yard.workspace.gc(dry_run=False)
         assert yard.workspace.gc(dry_run=True).deleted
     assert yard.files() == before
+
+
+def test_the_agent_that_a_cell_fetches_stays(yard: Yard) -> None:
+    """A cell that was made with an earlier freegpu can be run again any day; other old agents go."""
+    older, oldest = wire.agent_key("0" * 64), wire.agent_key("1" * 64)
+    for key in (older, oldest):
+        yard.store.put(key, b"old agent")
+    cells.make(
+        yard.workspace.ledger, yard.workspace.home_id, "jupyter", "folder:/x", "0" * 64, fresh=False
+    )
+    freed = {key for key, _, _ in yard.workspace.gc(dry_run=False).deleted}
+    assert oldest in freed
+    assert yard.store.stat(older) is not None
