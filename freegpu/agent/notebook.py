@@ -36,7 +36,7 @@ _NOISE = re.compile(r"(?i)(nvidia|tesla|quadro|geforce|pcie?|sxm\d?|16gb|40gb)")
 #: how each end reads; anything else is shown as it is
 _ENDS = {
     "idle": "the queue is empty: no work came for a while",
-    "drained": "the orchestrator has nothing more for this session",
+    "drained": "nothing more comes for this session: the queue is empty, or a new cell was made",
     "bye": "the orchestrator ended this session",
     "limit": "the session's time is up; what ran is saved and goes on elsewhere",
     "signal": "stopped; what ran is saved and goes on elsewhere",
@@ -90,7 +90,7 @@ def _run(cell: Mapping[str, Any], agent: Path) -> str:
             poll_s=cell["poll_s"],
             beat_s=cell["beat_s"],
             margin_s=cell["margin_s"],
-        bandwidth=cell["bandwidth"],
+            bandwidth=cell["bandwidth"],
             view=True,
         )
         _announce(cell, profile, [card.name for card in cards], access)
