@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from freegpu.cli.output import Output
 from freegpu.cli.plain import Failure, envelope
-from freegpu.errors import FreeGPUError
+from freegpu.errors import FreeGPUError, SharedStoreError
 
 if TYPE_CHECKING:
     from freegpu.config import Settings
@@ -61,6 +61,8 @@ class Call:
         #: the command in the words that name it in the envelope
         self.command = "freegpu"
         self.exit_code = 0
+        #: what a tick beside the command met, told already
+        self.troubles: tuple[Failure, ...] = ()
         self._opener = opener
         self._settings: Settings | None = None
         self._workspaces: list[Workspace] = []
@@ -111,12 +113,18 @@ class Call:
             root.addHandler(Notes(level=logging.WARNING))
 
     def move_on(self, workspace: Workspace) -> None:
-        """Tick if that is needed. Trouble is a note: looking must work when a platform does not."""
+        """Tick if that is needed. Trouble is a note: looking must work when a platform or the store does not.
+
+        A store that is away is among the errors of the envelope too: what is shown is what was known before.
+        """
+        self.troubles = ()
         try:
             ticked = workspace.tick_if_needed()
         except (FreeGPUError, OSError) as error:
             # a ledger that cannot even be read is the command's failure: it is told once, not here too
             workspace.jobs(limit=1)
+            if isinstance(error, SharedStoreError):
+                self.troubles = (failure(error),)
             self.out.warn(f"could not move jobs on: {error}", getattr(error, "hint", ""))
         else:
             self.tell(ticked)
@@ -143,7 +151,7 @@ class Call:
             self.command,
             exit_code=result.exit_code,
             data=result.data,
-            errors=result.errors,
+            errors=(*result.errors, *self.troubles),
         )
         self.out.document(document, one_line=one_line)
 
@@ -155,6 +163,9 @@ class Call:
                 self.out.document(envelope(self.command, exit_code=exit_code, errors=[failure]))
             except OSError:
                 self.out.error(failure.message, failure.hint)
+        elif any(trouble.message == failure.message for trouble in self.troubles):
+            # it was said a moment ago, when jobs could not be moved on
+            self.out.error("this needs the store, which is away")
         else:
             self.out.error(failure.message, failure.hint)
         return exit_code

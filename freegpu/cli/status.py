@@ -45,8 +45,10 @@ def _result(call: Call, found: Status) -> Result:
     def show(out: object) -> None:
         for line in tables.status_lines(found, now, room=call.out.room, paint=call.out.paint):
             call.out.line(line)
+        told = {trouble.message for trouble in call.troubles}
         for problem in found.problems:
-            call.out.warn(problem)
+            if problem not in told:
+                call.out.warn(problem)
 
     return Result(data=found, show=show)
 

@@ -256,6 +256,78 @@ def test_a_probe_that_is_old_is_not_believed(shell: Shell, home: Path, disk: Pat
         assert shared.access_for(settings, workspace.ledger).known is None
 
 
+# --- the store is away --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def away(shell: Shell, disk: Path, tmp_path: Path) -> Iterator[Path]:
+    """A job waits, and the disk with the store has been unplugged."""
+    assert shell("connect", "store", str(disk)).code == 0
+    (tmp_path / "job.yaml").write_text(JOB)
+    assert shell("submit", str(tmp_path / "job.yaml")).code == 0
+    disk.rename(tmp_path / "unplugged")
+    yield disk
+    assert not disk.exists()
+
+
+@pytest.mark.parametrize("line", [["status"], ["jobs"], ["show", "waits"], ["why", "waits"]])
+def test_looking_is_answered_by_the_ledger_while_the_store_is_away(
+    shell: Shell, away: Path, line: list[str]
+) -> None:
+    """Exit code 0 and the answer; that the store is gone is said once; to a program it is partial."""
+    answer = shell(*line)
+    assert answer.code == 0
+    assert "waits" in answer.out
+    assert (answer.out + answer.err).count("is gone") == 1
+    document = json.loads(shell(*line, "--json").out)
+    assert (document["status"], document["exit_code"]) == ("partial", 0)
+    assert [error["code"] for error in document["errors"]] == ["store"]
+    assert "waits" in json.dumps(document["data"])
+
+
+@pytest.mark.parametrize("line", [["logs", "waits"], ["pull", "waits"], ["tick"], ["gc"]])
+def test_what_needs_the_store_fails_while_it_is_away(
+    shell: Shell, away: Path, line: list[str]
+) -> None:
+    """Exit code 50, once in full."""
+    answer = shell(*line)
+    if line[0] != "pull":  # nothing is ready to be pulled, and that comes first
+        assert answer.code == 50
+    assert answer.err.count("is gone") <= 1
+    assert answer.code
+
+
+def test_when_the_store_is_back_everything_is(shell: Shell, away: Path, tmp_path: Path) -> None:
+    """Nothing was made in its place meanwhile."""
+    assert shell("status").code == 0
+    (tmp_path / "unplugged").rename(away)
+    document = json.loads(shell("status", "--json").out)
+    assert document["status"] == "success"
+    assert document["data"]["problems"] == []
+    away.rename(tmp_path / "unplugged")
+
+
+def test_status_without_open_work_names_the_store_that_is_away(
+    shell: Shell, disk: Path, tmp_path: Path
+) -> None:
+    """No tick was needed, so status itself found out."""
+    assert shell("connect", "store", str(disk)).code == 0
+    disk.rename(tmp_path / "unplugged")
+    answer = shell("status")
+    assert answer.code == 0
+    assert answer.err.count("is gone") == 1
+    assert "is gone" in shell("status", "--json").data["problems"][0]
+
+
+def test_somebody_else_s_store_is_not_called_away(
+    shell: Shell, home: Path, disk: Path, tmp_path: Path
+) -> None:
+    """That is a mistake in the settings, and looking says so too: exit code 53."""
+    assert shell("connect", "store", str(disk)).code == 0
+    (disk / "freegpu.json").write_text('{"format": 1, "home": "h-other"}')
+    assert shell("status").code == 53
+
+
 # --- over ssh -----------------------------------------------------------------------------------------------
 
 

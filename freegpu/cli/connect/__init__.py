@@ -39,7 +39,6 @@ def connect(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         if context.ensure_object(Call).json:
-            context.fail(
-                f"say what to connect: {', '.join(context.command.list_commands(context))}"
-            )  # type: ignore[attr-defined]
+            kinds = [name for section in SECTIONS.values() for name in section]
+            context.fail(f"say what to connect: {', '.join(kinds)}")
         click.echo(context.get_help())
