@@ -14,11 +14,9 @@ import ast
 import contextlib
 import hashlib
 import importlib.util
-import io
 import marshal
 import os
 import secrets
-import tokenize
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,11 +93,14 @@ def _lean(name: str, data: bytes) -> bytes:
     if name in _READ_BY_USERS:
         return data
     lines = data.decode().split("\n")
-    for token in tokenize.tokenize(io.BytesIO(data).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column].rstrip()
+    texts: set[int] = set()
     for node in ast.walk(ast.parse(data)):
+        if isinstance(node, ast.Constant | ast.JoinedStr):
+            if (
+                node.end_lineno != node.lineno
+            ):  # a text over several lines may hold what looks like a comment
+                texts.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            continue
         body = getattr(node, "body", None)
         first = body[0] if isinstance(body, list) and body else None
         if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
@@ -108,6 +109,9 @@ def _lean(name: str, data: bytes) -> bytes:
             # an empty string in its place: a body may consist of its docstring alone
             lines[first.lineno - 1] = f"{' ' * first.col_offset}''"
             lines[first.lineno : first.end_lineno] = [""] * (first.end_lineno - first.lineno)
+    for row, line in enumerate(lines, start=1):
+        if line.lstrip().startswith("#") and row not in texts:
+            lines[row - 1] = ""
     return "\n".join(lines).encode()
 
 
