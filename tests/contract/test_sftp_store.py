@@ -91,9 +91,9 @@ def test_the_server_s_own_sha256sum_is_used_where_it_may_be_run(
     """The digest is the server's word: nothing of the object crosses the line. A quote in the path does no harm."""
     data = os.urandom(300_000)
     store.put("jobs/x", data)
-    assert not store.digests_by_server
+    before = store.digests_by_server
     assert store.stat("jobs/x", digest=True) == Stat(len(data), hashlib.sha256(data).hexdigest())
-    assert store.digests_by_server
+    assert (before, store.digests_by_server) == (False, True)
     (tmp_path / "it's; exit 0 $(x)").mkdir()
     odd = SftpStore(str(store).removeprefix("sftp:").replace("store", "it's; exit 0 $(x)"))
     odd.put("freegpu.json", data)
@@ -161,7 +161,8 @@ def test_a_rename_whose_answer_was_lost_is_known_to_have_won(
     import paramiko
 
     for method, call in (("rename", store.put_new), ("posix_rename", store.put)):
-        real, lost = getattr(paramiko.SFTPClient, method), []
+        real = getattr(paramiko.SFTPClient, method)
+        lost: list[str] = []
 
         def rename(
             self: object, old: str, new: str, real: object = real, lost: list[str] = lost

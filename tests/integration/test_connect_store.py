@@ -23,6 +23,10 @@ from freegpu.orchestrator.home import orchestrator_lock
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.operations import Workspace
 from tests.contract.sshd import Sshd
+from tests.servers.s3 import SECRETS, S3Server, rclone_s3_fixture, seaweed_fixture
+
+#: fixtures, by the names `rclone_s3_server` and `seaweed_server`
+__all__ = ["rclone_s3_fixture", "seaweed_fixture"]
 
 JOB = "name: waits\nrun: 'true'\nresources: {accelerators: H200}\n"
 
@@ -370,3 +374,37 @@ def test_a_host_that_is_not_known_changes_nothing(
     assert answer.code == 50
     assert f"run `ssh -p {server.port} {server.user}@127.0.0.1` once" in answer.err
     assert not (home / "freegpu.toml").exists()
+
+
+# --- over S3 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("running", "keeps"),
+    [("seaweed_server", True), ("rclone_s3_server", False)],
+    ids=["a server that keeps conditions", "one that answers 200 to them all"],
+)
+def test_an_s3_server_is_believed_what_it_does_and_not_what_it_answers(
+    shell: Shell,
+    home: Path,
+    running: str,
+    keeps: bool,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Conditional writes and checksums are found where they are real; keys come from the environment alone."""
+    server: S3Server = request.getfixturevalue(running)
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"connect-{running.partition('_')[0]}"
+    server.client().create_bucket(Bucket=bucket)
+    answer = shell("connect", "store", server.url(bucket), "--json")
+    assert answer.code == 0, answer.out
+    measured = answer.data["measured"]
+    assert (measured["cas"], measured["server_digest"]) == (keeps, keeps)
+    assert measured["ordered"]
+    assert measured["at_least"] >= 1 << 20
+    assert SECRETS["AWS_SECRET_ACCESS_KEY"] not in answer.out + toml(home)
+    left = server.client().list_objects_v2(Bucket=bucket)["Contents"]
+    assert [item["Key"].rpartition("/")[2] for item in left] == ["freegpu.json"]
