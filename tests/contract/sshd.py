@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.present import absent
+
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 KEYGEN = shutil.which("ssh-keygen")
 
@@ -20,7 +22,7 @@ KEYGEN = shutil.which("ssh-keygen")
 def need_sshd() -> tuple[str, str]:
     """(sshd, ssh-keygen); the test is skipped where they are not installed."""
     if SSHD is None or KEYGEN is None:
-        pytest.skip("OpenSSH's sshd and ssh-keygen are not installed")
+        absent("OpenSSH's sshd and ssh-keygen are not installed")
     return SSHD, KEYGEN
 
 

@@ -27,6 +27,7 @@ from freegpu.agent.stores.base import (
 )
 from freegpu.testing.suites import StoreSuite
 from tests.contract.sshd import Sshd
+from tests.servers.present import absent
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,7 +35,7 @@ def _rclone() -> None:
     try:
         find_rclone()
     except RcloneMissing as error:
-        pytest.skip(str(error))
+        absent(str(error))
 
 
 @pytest.fixture

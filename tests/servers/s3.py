@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers.present import absent
+
 KEY, SECRET = "testkey0123456789", "testsecret0123456789+/="
 #: knows SeaweedFS's buckets but may only read them
 READER_KEY, READER_SECRET = "readkey0123456789", "readsecret0123456789"
@@ -67,7 +69,7 @@ def free_port() -> int:
 def _program(name: str) -> str:
     path = _PROGRAMS / name
     if not path.exists():
-        pytest.skip(f"{name} is not installed beside this Python")
+        absent(f"{name} is not installed beside this Python")
     return str(path)
 
 

@@ -25,6 +25,7 @@ from freegpu.jobs.model import JobSpec
 from freegpu.jobs.retry import Verdict, decide
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt, Checkpoint, Job, NewJob, Session
+from tests.servers.present import absent
 
 START = datetime(2026, 12, 2, 12, 0, tzinfo=UTC)
 
@@ -144,7 +145,7 @@ def postgres_server() -> Iterator[Callable[[], str]]:
             )
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
-        pytest.skip(f"no PostgreSQL server can be started here: {error}")
+        absent(f"no PostgreSQL server can be started here: {error}")
 
     def make() -> str:
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
