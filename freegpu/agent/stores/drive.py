@@ -25,6 +25,7 @@ from freegpu.agent.stores.base import (
     Source,
     Stat,
     StoreError,
+    StoreGone,
     check_key,
 )
 from freegpu.agent.stores.drive_folders import Folders
@@ -112,14 +113,20 @@ class DriveStore:
         _, free, total = self.account()
         return free, total
 
+    def look(self) -> int:
+        """Look for the store's folder, making nothing; how many besides it bear its name."""
+        with contextlib.suppress(StoreGone):
+            self._folders.need()
+        return self._folders.twins
+
     # --- reading ----------------------------------------------------------------------------------------
 
     def address(self, key: str) -> str:
         """The URL at which whoever has access reads this object, by its file's id. ObjectMissing, StoreError."""
-        found = self._locate(check_key(key))
-        if not found:
+        found = self._file(check_key(key))
+        if found is None:
             raise _missing(key)
-        return self.api.url(f"/files/{found}?alt=media")
+        return self.api.url(f"/files/{found['id']}?alt=media")
 
     def list(self, prefix: str, after: str = "") -> List[str]:
         folder = check_key(prefix) if prefix else ""

@@ -176,13 +176,13 @@ class Api:
     def __init__(self, access: Access, endpoint: str, http: Http, clock: Clock) -> None:
         self.tokens = Tokens(access, http, clock)
         self._http = http
-        self._endpoint = endpoint or API
-        self.host = urlsplit(self._endpoint).netloc
+        self.endpoint = endpoint or API
+        self.host = urlsplit(self.endpoint).netloc
         self.requests = 0
 
     def url(self, path: str) -> str:
         """A path under /drive/v3 (or /upload) as a whole URL."""
-        return f"{self._endpoint}{'' if path.startswith('/upload') else '/drive/v3'}{path}"
+        return f"{self.endpoint}{'' if path.startswith('/upload') else '/drive/v3'}{path}"
 
     def ask(
         self,
@@ -246,7 +246,7 @@ class Api:
     def _is_google(self, url: str) -> bool:
         parts = urlsplit(url)
         return (
-            self._endpoint == API
+            self.endpoint == API
             and parts.scheme == "https"
             and (parts.hostname or "").endswith(".googleapis.com")
         )

@@ -69,7 +69,7 @@ class OAuth:
                 "client_secret": self.client(client),
                 "refresh_token": refresh,
                 "token_uri": f"{self._url()}/token",
-                "scope": scope,
+                "scope": SCOPE + scope,
             }
         )
 
