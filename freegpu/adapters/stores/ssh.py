@@ -160,6 +160,9 @@ class Line:
             )
         except BaseException as error:
             client.close()
+            if isinstance(error, paramiko.AuthenticationException) and "EOF" in str(error):
+                # paramiko's word for a line that went dead while it signed in: no key was refused
+                raise EOFError(f"the connection to {self.target} broke") from error
             told = _told(error, self.target)
             if told is None:
                 raise
