@@ -16,35 +16,29 @@ import random
 import socket
 import ssl
 import threading
-import urllib.request
-from base64 import b64encode
 from dataclasses import dataclass, field, replace
 from typing import (
     IO,
     Any,
     Callable,
     Container,
-    Dict,
-    List,
     Mapping,
     Optional,
     Protocol,
     Tuple,
     Union,
 )
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from freegpu.agent.clock import Clock, SystemClock
 from freegpu.agent.stores.base import StoreError, StoreFull, StoreGone
+from freegpu.agent.stores.connections import Broken, Connections, origin, proxy_headers
 
 _BLOCK = 256 << 10
 #: statuses that mean: the same request may succeed later
 LATER = frozenset((408, 429, 500, 502, 503, 504))
 #: an error's body is kept up to this many bytes
 _MOST_ERROR = 64 << 10
-#: servers close what idles for a minute or so; a connection older than this is not used again, seconds
-_IDLE_S = 45.0
-_IDLE_MOST = 16
 #: waits between tries: the first, and the longest, seconds
 _FIRST_S, _LONGEST_S = 0.5, 20.0
 
@@ -114,15 +108,6 @@ class Throttle:
             self._clock.sleep(wait)
 
 
-class _Broken(Exception):  # noqa: N818
-    """The connection failed. `sent`: the server may have got the request; `stale`: it had been used before."""
-
-    def __init__(self, error: Exception, *, sent: bool, stale: bool = False) -> None:
-        super().__init__()
-        self.reason = _reason(error)
-        self.sent, self.stale = sent, stale
-
-
 class Http:
     """A client that any thread may use; connections go back to a pool and are used again.
 
@@ -145,27 +130,14 @@ class Http:
     ) -> None:
         self.tries = tries
         self.patience = patience
-        self._connect_s = connect_s
-        self._read_s = read_s
         self._clock = clock or SystemClock()
+        self._connections = Connections(connect_s, read_s, self._clock, context)
         self._throttle = Throttle(bandwidth, self._clock) if bandwidth else None
         self._jitter = jitter
-        self._context = context
-        self._lock = threading.Lock()
-        self._idle: Dict[str, List[Tuple[float, http.client.HTTPConnection]]] = {}
-        self._proxies: Dict[str, Optional[SplitResult]] = {}
 
     def close(self) -> None:
         """Close what is idle; the client may be used on."""
-        with self._lock:
-            idle, self._idle = self._idle, {}
-        for kept in idle.values():
-            for _, connection in kept:
-                connection.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_idle"):
-            self.close()
+        self._connections.close()
 
     def request(
         self,
@@ -201,7 +173,7 @@ class Http:
             given = headers() if callable(headers) else headers or {}
             try:
                 reply = self._once(method, parts, given, body, into, ok)
-            except _Broken as broken:
+            except Broken as broken:
                 if broken.stale and repeat and not stale:
                     # the server closed what idled, as it may: that says nothing about how it is now
                     self.close()
@@ -236,14 +208,14 @@ class Http:
             if isinstance(body, FileRange):
                 source = stack.enter_context(open(body.path, "rb"))
                 source.seek(body.start)
-            connection, used = self._connection(parts)
+            connection, used = self._connections.take(parts)
             unless_kept = stack.enter_context(contextlib.ExitStack())
             unless_kept.callback(connection.close)
             try:
                 response, reusable = self._send(connection, method, parts, headers, body, source)
             except (http.client.HTTPException, OSError) as error:
                 stale = used and not isinstance(error, socket.timeout)
-                raise _Broken(error, sent=True, stale=stale) from error
+                raise Broken(error, sent=True, stale=stale) from error
             except _Local as error:
                 raise error.error from None
             unless_kept.callback(response.close)
@@ -256,12 +228,12 @@ class Http:
                 else:
                     data = response.read() if good else response.read(_MOST_ERROR)
             except (http.client.HTTPException, OSError) as error:
-                raise _Broken(error, sent=True) from error
+                raise Broken(error, sent=True) from error
             except _Local as error:
                 raise error.error from None
             if reusable and response.isclosed() and connection.sock is not None:
                 unless_kept.pop_all()
-                self._keep(_origin(parts), connection)
+                self._connections.keep(parts, connection)
             return Reply(response.status, told, data)
 
     def _send(
@@ -275,10 +247,10 @@ class Http:
     ) -> Tuple[http.client.HTTPResponse, bool]:
         """The answer's head, and whether the connection is good for another request after it."""
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        proxy = self._proxy(parts)
+        proxy = self._connections.proxy(parts)
         if proxy and parts.scheme == "http":
-            target = f"{_origin(parts)}{target}"
-            headers = {**headers, **_proxy_headers(proxy)}
+            target = f"{origin(parts)}{target}"
+            headers = {**headers, **proxy_headers(proxy)}
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
         connection.putheader("Host", parts.netloc.rpartition("@")[2])
         for name, value in headers.items():
@@ -330,84 +302,6 @@ class Http:
         if left:
             raise _Local(OSError(f"{source.name} became shorter while it was sent"))
 
-    # --- connections ------------------------------------------------------------------------------------
-
-    def _keep(self, origin: str, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            kept = self._idle.setdefault(origin, [])
-            kept.append((self._clock.monotonic(), connection))
-            spare = kept.pop(0)[1] if len(kept) > _IDLE_MOST else None
-        if spare:
-            spare.close()
-
-    def _connection(self, parts: SplitResult) -> Tuple[http.client.HTTPConnection, bool]:
-        """A connection to the server, and whether it was used before."""
-        while True:
-            with self._lock:
-                kept = self._idle.get(_origin(parts))
-                since, connection = kept.pop() if kept else (0.0, None)
-            if connection is None:
-                return self._connect(parts), False
-            if self._clock.monotonic() - since < _IDLE_S and _is_open(connection.sock):
-                connection.sock.settimeout(self._read_s)
-                return connection, True
-            connection.close()
-
-    def _connect(self, parts: SplitResult) -> http.client.HTTPConnection:
-        proxy, secure = self._proxy(parts), parts.scheme == "https"
-        near = proxy or parts
-        port = near.port or (443 if near.scheme == "https" else 80)
-        connection: http.client.HTTPConnection
-        if secure:
-            with self._lock:
-                if self._context is None:
-                    self._context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(
-                near.hostname or "", port, timeout=self._connect_s, context=self._context
-            )
-            if proxy:
-                connection.set_tunnel(
-                    parts.hostname or "", parts.port or 443, headers=_proxy_headers(proxy)
-                )
-        else:
-            connection = http.client.HTTPConnection(
-                near.hostname or "", port, timeout=self._connect_s
-            )
-        try:
-            connection.connect()
-        except ssl.SSLCertVerificationError as error:
-            connection.close()
-            failure = StoreError(
-                f"the certificate of {parts.hostname} is not trusted ({error.verify_message})"
-            )
-            failure.transient = False
-            raise failure from None
-        except (http.client.HTTPException, OSError) as error:
-            connection.close()
-            raise _Broken(error, sent=False) from error
-        connection.sock.settimeout(self._read_s)
-        return connection
-
-    def _proxy(self, parts: SplitResult) -> Optional[SplitResult]:
-        origin = _origin(parts)
-        if origin not in self._proxies:
-            found = urllib.request.getproxies()
-            url = found.get(parts.scheme) or found.get("all") or ""
-            if not url or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
-                self._proxies[origin] = None
-            else:
-                proxy = urlsplit(url if "://" in url else f"http://{url}")
-                if proxy.scheme != "http":
-                    message = (
-                        f"the proxy for {parts.scheme} is set to a {proxy.scheme} address; "
-                        "only http proxies can be used here"
-                    )
-                    failure = StoreError(message)
-                    failure.transient = False
-                    raise failure
-                self._proxies[origin] = proxy
-        return self._proxies[origin]
-
 
 class _Local(Exception):  # noqa: N818
     """Trouble with the local file, so that it is not taken for the connection's."""
@@ -436,41 +330,6 @@ def _stream(response: http.client.HTTPResponse, into: Sink) -> None:
         got += count
     if expected is not None and got < expected:
         raise http.client.IncompleteRead(b"", expected - got)
-
-
-def _is_open(sock: socket.socket) -> bool:
-    """Whether a kept connection is silent, as it should be: not closed, and nothing unasked in it."""
-    try:
-        sock.settimeout(0)
-        # the plain socket's own call: a TLS socket takes no flags
-        socket.socket.recv(sock, 1, socket.MSG_PEEK)
-    except (BlockingIOError, InterruptedError):
-        return True
-    except (OSError, ValueError):
-        return False
-    return False
-
-
-def _origin(parts: SplitResult) -> str:
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def _proxy_headers(proxy: SplitResult) -> Dict[str, str]:
-    if proxy.username is None:
-        return {}
-    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return {"Proxy-Authorization": "Basic " + b64encode(pair.encode()).decode()}
-
-
-def _reason(error: Exception) -> str:
-    """Why a connection failed, in words that hold nothing of the request."""
-    if isinstance(error, socket.gaierror):
-        return "its name cannot be resolved"
-    if isinstance(error, socket.timeout):
-        return "timed out"
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return "the connection was cut"
 
 
 def _refused(method: str, host: str, reply: Reply) -> StoreError:
