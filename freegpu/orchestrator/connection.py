@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from freegpu import config
-from freegpu.agent.stores.base import StoreError
+from freegpu.agent.stores.base import Store, StoreError
 from freegpu.config import Settings
 from freegpu.errors import ConfigError, LedgerBusyError, SharedStoreError
 from freegpu.jobs.lifecycle import JobState
@@ -59,7 +59,7 @@ def connect_store(
         notes = list(_leaving(workspace, settings, force=force))
         home_key(settings.home)
         made = workspace.ledger.meta(f"store:{settings.store}") is None
-        shared.open_shared(settings, workspace.ledger, workspace.home_id)
+        shared.hang_up(shared.open_shared(settings, workspace.ledger, workspace.home_id))
         measured = measure(workspace, settings, say)
         changed = set_text(settings.home, "store", settings.store)
     source = workspace.settings.sources.get("store", "")
@@ -97,17 +97,22 @@ def chosen(settings: Settings, url: str) -> Settings:
 def measure(workspace: Workspace, settings: Settings, say: Callable[[str], None]) -> Measured:
     """Probe the store of these settings and remember what was found. SharedStoreError: it failed."""
 
+    clients: list[Store] = []
+
+    def connect() -> Store:
+        clients.append(shared.open_client(settings, workspace.ledger, known=False))
+        return clients[-1]
+
     try:
-        found = probe.probe(
-            lambda: shared.open_client(settings, workspace.ledger, known=False),
-            workspace.clock,
-            say=say,
-        )
+        found = probe.probe(connect, workspace.clock, say=say)
     except StoreError as error:
         raise SharedStoreError(
             f"the store {settings.store} failed while it was measured: {error}",
             hint="try again; if it fails again, choose another one",
         ) from error
+    finally:
+        for client in clients:
+            shared.hang_up(client)
     shared.remember(workspace.ledger, settings.store, found)
     return found
 

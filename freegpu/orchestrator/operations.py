@@ -49,7 +49,7 @@ from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Job, NewJob, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
-from freegpu.orchestrator.shared import open_shared
+from freegpu.orchestrator.shared import hang_up, open_shared
 from freegpu.orchestrator.views import (
     BundleInfo,
     CellMade,
@@ -141,12 +141,18 @@ class Workspace:
     @cached_property
     def store(self) -> Store:
         """The shared store, checked to be ours."""
-        return open_shared(
-            self.settings,
-            self.ledger,
-            self.home_id,
-            progress=lambda key, done, total: self._moved(done, total),
-        )
+        try:
+            store = open_shared(
+                self.settings,
+                self.ledger,
+                self.home_id,
+                progress=lambda key, done, total: self._moved(done, total),
+            )
+        except SharedStoreError as error:
+            self._away = (self.clock.monotonic(), error)
+            raise
+        self._stack.callback(hang_up, store)
+        return store
 
     @cached_property
     def adapters(self) -> dict[str, wrappers.Patient]:

@@ -112,6 +112,13 @@ def _found_key(url: str) -> str:
     return f"store:{url}:properties"
 
 
+def hang_up(store: Store) -> None:
+    """End what a store's client keeps open (a connection, a process), if it keeps anything."""
+    close = getattr(store, "close", None)
+    if close is not None:
+        close()
+
+
 def access_for(settings: Settings, ledger: Ledger) -> Access:
     """What opening the configured store needs besides its URL. S3 and SFTP read the user's own files for it."""
     access = Access()
