@@ -72,7 +72,7 @@ def _session(profile: Any, work: Path, given: Dict[str, Any]) -> int:
 
     clock = BootClock()
     started = clock.monotonic()
-    access = _access(given, profile.bandwidth)
+    access = _access(given, profile)
     while True:
         try:
             store = open_store(profile.store, access)
@@ -104,9 +104,10 @@ def _leave_with_starter() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _access(given: Dict[str, Any], bandwidth: Optional[float]) -> Any:
+def _access(given: Dict[str, Any], profile: Any) -> Any:
     """How to open the store; a token file is read anew each time that a token is wanted."""
     from freegpu.agent.stores import Access
+    from freegpu.agent.stores.base import Properties
 
     path = given.get("token_file")
 
@@ -115,7 +116,8 @@ def _access(given: Dict[str, Any], bandwidth: Optional[float]) -> Any:
         return str(told["token"]), max(0.0, float(told["expires_at"]) - time.time())
 
     secrets = {str(name): str(value) for name, value in (given.get("secrets") or {}).items()}
-    return Access(secrets=secrets, token=token if path else None, bandwidth=bandwidth)
+    known = Properties(**profile.known) if profile.known else None
+    return Access(secrets, token if path else None, profile.bandwidth, known)
 
 
 def _was_here(store: Any, profile: Any) -> bool:

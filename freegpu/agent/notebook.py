@@ -91,6 +91,7 @@ def _run(cell: Mapping[str, Any], agent: Path) -> str:
             beat_s=cell["beat_s"],
             margin_s=cell["margin_s"],
             bandwidth=cell["bandwidth"],
+            known=cell["known"],
             view=True,
         )
         _announce(cell, profile, [card.name for card in cards], access)

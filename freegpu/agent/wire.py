@@ -280,6 +280,8 @@ class Profile:
     margin_s: float = 20.0
     #: bytes a second for uploads; None: no limit
     bandwidth: Optional[float] = None
+    #: what a probe found of the store (the fields of stores.base.Properties); None: nobody has probed it
+    known: Optional[Dict[str, Any]] = None
     #: keep view.json in the work folder, for a person who looks at the notebook
     view: bool = False
 

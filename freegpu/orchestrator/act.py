@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -370,6 +370,7 @@ class Actor:
             beat_s=rhythm.beat_s,
             margin_s=self.settings.margin_s,
             bandwidth=self.settings.bandwidth,
+            known=asdict(self.store.properties),
         )
         return Launch(
             key=session,

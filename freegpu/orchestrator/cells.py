@@ -109,6 +109,8 @@ def contents(
         "beat_s": rhythm.beat_s,
         "margin_s": settings.margin_s,
         "bandwidth": settings.bandwidth,
+        # what is known of this store; of the same files seen another way nothing is
+        "known": asdict(store.properties) if cell.store == settings.store else None,
         "secrets": [*needs, *([KEY_NAME] if facts.public else [])],
         "scope": scope,
         "release": facts.release,
