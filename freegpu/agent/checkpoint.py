@@ -354,6 +354,7 @@ class Checkpointer:
                 bandwidth=self._bandwidth,
                 should_stop=lambda: self._abandoned,
                 guard=self._guard(pending.snapshot),
+                lasting=self.known,
             )
         finally:
             mine = wire.attempt_blob_key(self._ticket.attempt, "")

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Set, Tuple
 
 from freegpu.agent import wire
 from freegpu.agent.clock import Clock, SystemClock
@@ -26,6 +26,8 @@ from freegpu.agent.stores.base import Store
 
 #: a blob is full from here on: a sixteenth of what is sent, within these bounds
 _BLOB = (4 << 20, 32 << 20)
+#: what a manifest's blobs hold may be so many times what it needs
+_SPARE = 1.5
 #: never more in one
 _MOST_BLOB = 64 << 20
 _CHUNK = 1 << 20
@@ -54,17 +56,24 @@ def known_parts(manifests: Iterable[wire.Manifest]) -> Known:
 
 
 def thin_blobs(manifest: wire.Manifest) -> Set[str]:
-    """Keys of the blobs of which this manifest needs less than half.
+    """Keys of the blobs that had better not be referred to again, for they hold too little that is needed.
 
-    Whoever refers to those for ever keeps more in the store than there is; sent once more, the pieces lie
-    in a fuller blob. So what manifests name is at most about twice what they hold.
+    Those with the smallest share, until what is left has at most half as much again as the manifest needs:
+    whoever refers to a blob keeps all of it in the store. Sent once more, the pieces lie in a fuller one.
     """
     sizes: Dict[str, int] = {}
     used: Dict[str, int] = {}
     for part in known_parts([manifest]).values():
         sizes[part.key] = part.size
         used[part.key] = used.get(part.key, 0) + part.bytes
-    return {key for key, size in sizes.items() if 2 * used[key] < size}
+    excess = sum(sizes.values()) - sum(used.values()) * _SPARE
+    thin = set()
+    for key in sorted(sizes, key=lambda key: used[key] / sizes[key]):
+        if excess <= 0:
+            break
+        thin.add(key)
+        excess -= sizes[key] - used[key]
+    return thin
 
 
 def upload(
@@ -77,11 +86,13 @@ def upload(
     bandwidth: Optional[float] = None,
     should_stop: Optional[Callable[[], bool]] = None,
     guard: Optional[Callable[[], None]] = None,
+    lasting: Container[str] = (),
 ) -> Tuple[wire.File, ...]:
     """Put what the store lacks of these files; their entries for a manifest.
 
     `known` is added to blob by blob, so that a second try goes on where the first one failed. `bandwidth`
-    in bytes a second. `guard` is called now and then and may raise. StoreError, OSError (a file cannot be
+    in bytes a second. `lasting`: pieces that earlier checkpoints had already; they travel apart from those
+    that are new, which the next checkpoint will hardly have. `guard` is called now and then and may raise. StoreError, OSError (a file cannot be
     read; Changed), Stopped.
     """
     items = tuple(items)
@@ -90,7 +101,7 @@ def upload(
     if bandwidth:
         full = min(full, max(_CHUNK, int(bandwidth * _PACE_S)))
     sender = _Sender(store, attempt, known, clock or SystemClock(), bandwidth, should_stop, guard)
-    sender.full = full
+    sender.full, sender.lasting = full, lasting
     sender.limit = store.properties.max_object or _MOST_BLOB
     try:
         found = [_read_item(sender, item) for item in items]
@@ -137,6 +148,7 @@ class _Sender:
     """Puts pieces of one attempt, in its bandwidth."""
 
     full = limit = 0
+    lasting: Container[str] = ()
 
     def __init__(
         self,
@@ -157,29 +169,31 @@ class _Sender:
         self._guard = guard
         self._lock = threading.Lock()
         self.crew = Crew(self.check, 1 if bandwidth else MOST)
-        #: digests of pieces that are on their way, and what the blob that is being filled will hold
+        #: digests of pieces that are on their way, and what the blobs that are being filled will hold
         self._begun: Set[str] = set()
-        self._filling: List[Tuple[str, bytes]] = []
-        self._filled = 0
+        self._filling: Dict[bool, List[Tuple[str, bytes]]] = {False: [], True: []}
+        self._filled = {False: 0, True: 0}
 
     def add(self, digest: str, data: bytes) -> None:
         if digest in self._begun or digest in self._known:
             return
-        if self._filled + len(data) > self.limit:
-            self._send()
+        kind = digest in self.lasting
+        if self._filled[kind] + len(data) > self.limit:
+            self._send(kind)
         self._begun.add(digest)
-        self._filling.append((digest, data))
-        self._filled += len(data)
+        self._filling[kind].append((digest, data))
+        self._filled[kind] += len(data)
         # not "when the next one does not fit": after a failure the same blobs must come about again
-        if self._filled >= self.full:
-            self._send()
+        if self._filled[kind] >= self.full:
+            self._send(kind)
 
     def finish(self) -> None:
-        self._send()
+        for kind in self._filling:
+            self._send(kind)
         self.crew.finish()
 
-    def _send(self) -> None:
-        pieces, self._filling, self._filled = self._filling, [], 0
+    def _send(self, kind: bool) -> None:
+        pieces, self._filling[kind], self._filled[kind] = self._filling[kind], [], 0
         if pieces:
             self.crew.run(lambda: self._put(pieces))
 
@@ -282,11 +296,13 @@ def _wanted(
     """The pieces that are not in place yet, by blob. The files get their full length."""
     found: Dict[str, List[_Piece]] = {}
     places: Dict[Tuple[str, int, int], List[Tuple[Path, int]]] = {}
-    lacking = 0
+    lacking, folders = 0, set()  # type: int, Set[Path]
     for file in manifest.files:
         check()
         path = target / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folders.add(path.parent)
         fresh, at = not path.exists(), 0
         with open(path, "w+b" if fresh else "r+b") as out:
             if not fresh:
