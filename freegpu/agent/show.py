@@ -28,13 +28,7 @@ class Show:
         found = [self._session(view)]
         for slot in view.get("slots") or ():
             found += self._job(slot, float(view.get("uptime_s") or 0.0))
-        if not view.get("slots"):
-            found.append("no job runs here now")
-        found.append(_queue(view))
-        away = view.get("away_s")
-        if away is not None and away > 10:
-            found.append(f"the store has not answered for {span(away)}; the job goes on meanwhile")
-        return found
+        return found + _rest(view)
 
     def html(self, view: Mapping[str, Any]) -> str:
         """The same for a notebook, with real progress bars."""
@@ -46,10 +40,7 @@ class Show:
             bar = "" if done is None else f' <progress max="1" value="{done:.4f}"></progress>'
             parts.append(escape(lines[0]) + bar)
             parts += [escape(line) for line in lines[1:]]
-        parts += [
-            escape(line) for line in self.lines(view) if line.startswith(("no job", "the store"))
-        ]
-        parts.append(escape(_queue(view)))
+        parts += [escape(line) for line in _rest(view)]
         return '<div style="font-family:monospace;line-height:1.6">' + "<br>".join(parts) + "</div>"
 
     def _session(self, view: Mapping[str, Any]) -> str:
@@ -70,7 +61,7 @@ class Show:
         return " · ".join(found)
 
     def _job(self, slot: Mapping[str, Any], uptime: float, *, bar: bool = True) -> List[str]:
-        progress = slot.get("progress") or {}
+        progress = {k: v for k, v in (slot.get("progress") or {}).items() if _is_number(v)}
         words = [
             f"{slot.get('name') or slot.get('job')} (attempt {slot.get('number')}) {slot.get('phase')}"
         ]
@@ -85,11 +76,7 @@ class Show:
             left = self._left(str(slot.get("attempt")), float(step or 0), float(total or 0), uptime)
             if left is not None:
                 words.append(f"about {span(left)} left")
-        words += [
-            f"{k} {v:.4g}"
-            for k, v in progress.items()
-            if k not in _PLACE and isinstance(v, (int, float))
-        ][:3]
+        words += [f"{k} {v:.4g}" for k, v in progress.items() if k not in _PLACE][:3]
         return [" ".join(words), "  " + _saved(slot.get("checkpoint") or {})]
 
     def _left(self, attempt: str, step: float, total: float, uptime: float) -> Optional[float]:
@@ -117,6 +104,15 @@ def _saved(checkpoint: Mapping[str, Any]) -> str:
     return f"saved: checkpoint {generation}{old}, {word}"
 
 
+def _rest(view: Mapping[str, Any]) -> List[str]:
+    found = [] if view.get("slots") else ["no job runs here now"]
+    found.append(_queue(view))
+    away = view.get("away_s")
+    if away is not None and away > 10:
+        found.append(f"the store has not answered for {span(away)}; the job goes on meanwhile")
+    return found
+
+
 def _queue(view: Mapping[str, Any]) -> str:
     here, waiting = int(view.get("queued") or 0), view.get("waiting")
     if waiting is None:
@@ -132,9 +128,16 @@ def _queue(view: Mapping[str, Any]) -> str:
 def share(progress: Optional[Mapping[str, Any]]) -> Optional[float]:
     """How much of it is done, 0 to 1; None: it does not say."""
     step, total = (progress or {}).get("step"), (progress or {}).get("total")
-    if not isinstance(step, (int, float)) or not isinstance(total, (int, float)) or total <= 0:
+    if not _is_number(step) or not _is_number(total) or total <= 0:
         return None
     return min(1.0, max(0.0, step / total))
+
+
+def _is_number(value: Any) -> bool:
+    """One that can be shown: jobs print NaN, infinities and anything else."""
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 <= value <= 1e300
+    )
 
 
 def span(seconds: float) -> str:

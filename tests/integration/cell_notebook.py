@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,8 +93,13 @@ class Notebook:
         #: every picture that a person saw, in order: text/plain and text/html
         self.pictures: list[Mapping[str, str]] = []
         self.said = ""
-        self.node = nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(text) for text in self.texts]
+        self.document: Any = nbformat.from_dict(  # type: ignore[no-untyped-call]
+            {
+                "nbformat": 4,
+                "nbformat_minor": 5,
+                "metadata": {},
+                "cells": [_code(number, text) for number, text in enumerate(self.texts)],
+            }
         )
         self._kernel: Any = None
         self._loop: Any = None
@@ -132,7 +138,7 @@ class Notebook:
             kernel_dirs=[str(self.folder / "kernels")], ensure_native_kernel=False
         )
         self._kernel = AsyncKernelManager(kernel_name="tested", kernel_spec_manager=manager)
-        client = _Client(self.node, km=self._kernel, allow_errors=True, timeout=120)
+        client = _Client(self.document, km=self._kernel, allow_errors=True, timeout=120)
         client.notebook = self
         await client.async_execute(cleanup_kc=True, env=self._around)
 
@@ -166,7 +172,7 @@ class Notebook:
         """What stands under cells that failed."""
         return [
             "\n".join(output["traceback"])
-            for cell in self.node.cells
+            for cell in self.document.cells
             for output in cell.outputs
             if output["output_type"] == "error"
         ]
@@ -177,16 +183,26 @@ class Notebook:
         assert not self._thread.is_alive(), f"still running; shown:\n{self.everything}"
         if self._failed is not None:
             raise self._failed
-        nbformat.validate(self.node)
+        nbformat.validate(self.document)
         return self
 
     def saved(self) -> str:
         """The notebook as Jupyter would save it, outputs and all."""
-        text: str = nbformat.writes(self.node)
-        return text
+        return json.dumps(self.document)
 
 
-class _Client(NotebookClient):  # type: ignore[misc]
+def _code(number: int, text: str) -> dict[str, Any]:
+    return {
+        "cell_type": "code",
+        "id": f"cell-{number}",
+        "metadata": {},
+        "execution_count": None,
+        "outputs": [],
+        "source": text,
+    }
+
+
+class _Client(NotebookClient):
     notebook: Notebook
 
     def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
@@ -248,8 +264,9 @@ class Home:
 
     @contextmanager
     def up(self) -> Iterator[None]:
-        """`freegpu up` beside what the test does."""
-        with open(self.folder / "up.log", "ab") as log:
+        """`freegpu up`, from its first word on, beside what the test does."""
+        path = self.folder / f"up-{time.monotonic_ns()}.log"
+        with open(path, "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "freegpu", "up"],
                 env={**os.environ, "FREEGPU_HOME": str(self.home)},
@@ -257,6 +274,7 @@ class Home:
                 stderr=log,
             )
         try:
+            until(lambda: b"moving jobs on" in path.read_bytes(), 30)
             yield
         finally:
             process.terminate()

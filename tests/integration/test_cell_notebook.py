@@ -123,14 +123,14 @@ def test_a_job_runs_in_a_colab_notebook_and_the_person_sees_how_it_goes(
     assert "distributed computing workers" in notebook.said
     html = "\n".join(picture["text/html"] for picture in notebook.pictures)
     assert re.search(r'<progress max="1" value="0\.\d+"></progress>', html)
-    assert len(notebook.node.cells[0].outputs) < 8, "one picture is drawn over, not a thousand"
+    assert len(notebook.document.cells[0].outputs) < 8, "one picture is drawn over, not a thousand"
 
     assert (tmp_path / "colab" / "unassigned").read_text() == "once\n"
     key = bytes.fromhex(re.search(r'"key": "(\w{64})"', made.text)[1])  # type: ignore[index]
     (session,) = {path.name for path in (home.store / "sessions").iterdir()}
     for secret in (key.hex(), wire.guest_key(key, session).hex()):
         assert secret.encode() not in home.written()
-        outputs = "".join(str(output) for output in notebook.node.cells[0].outputs)
+        outputs = "".join(str(output) for output in notebook.document.cells[0].outputs)
         assert secret not in outputs + shown + html
 
 

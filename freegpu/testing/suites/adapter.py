@@ -162,7 +162,8 @@ class PaperSuite:
         for word in ("canary-in-the-environment", *self.credentials):
             assert word not in text
         other = replace(launch, profile=replace(launch.profile, key="0" * 64))
-        assert stage.adapter.render(other) != stage.adapter.render(launch)
+        if not stage.adapter.capabilities.attended:  # a person's cell brings its own profile
+            assert stage.adapter.render(other) != stage.adapter.render(launch)
 
     @pytest.mark.parametrize(
         "ref", ["s-nobody", "", "../..", "a b", "x" * 300, "ü", "a\nb"], ids=ascii
@@ -170,8 +171,14 @@ class PaperSuite:
     def test_a_session_that_the_platform_does_not_know_is_gone(
         self, stage: Stage, ref: str
     ) -> None:
-        """Observed as GONE, stopped in silence, found as None; whatever the handle looks like."""
-        assert stage.state(SessionRef(ref)) is PlatformState.GONE
+        """Observed as GONE, stopped in silence, found as None; whatever the handle looks like.
+
+        Where a person starts the sessions there may be nobody to ask: then UNKNOWN is the truth.
+        """
+        allowed = {PlatformState.GONE}
+        if stage.adapter.capabilities.attended:
+            allowed.add(PlatformState.UNKNOWN)
+        assert stage.state(SessionRef(ref)) in allowed
         stage.adapter.stop(SessionRef(ref))
         assert stage.adapter.find(ref) is None
 
