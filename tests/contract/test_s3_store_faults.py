@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from freegpu.agent.clock import SystemClock
-from freegpu.agent.stores import Access, s3, s3_upload
+from freegpu.agent.stores import Access, s3, s3_download, s3_upload
 from freegpu.agent.stores.base import ObjectMissing, Properties, StoreError, StoreFull, StoreGone
 from freegpu.agent.stores.http import Http
 from freegpu.agent.stores.s3 import S3Store
 from tests.servers.gate import Asked, Fault, Gate, answer
 from tests.servers.s3 import SECRETS, S3Server
+
+pytestmark = pytest.mark.slow
 
 GOOD = Properties(
     cas=True, ordered=True, lists_lag=False, max_object=None, min_poll=0.05, server_digest=True
@@ -80,7 +82,8 @@ def place(
 ) -> Iterator[Place]:
     # so that "large" need not be large here
     monkeypatch.setattr(s3, "SINGLE", PART)
-    monkeypatch.setattr(s3, "_PIECE", PART)
+    monkeypatch.setattr(s3_download, "PIECE", PART)
+    monkeypatch.setattr(s3_download, "_LONG_PIECE", PART)
     monkeypatch.setattr(s3_upload, "PART", PART)
     bucket = "faults-" + hashlib.sha256(request.node.name.encode()).hexdigest()[:16]
     seaweed_server.client().create_bucket(Bucket=bucket)
@@ -333,6 +336,31 @@ def test_an_object_that_is_replaced_all_the_time_ends_in_an_error(
     )
     with pytest.raises(StoreError, match="being replaced all the time"):
         place.open().fetch("jobs/x", tmp_path / "x")
+
+
+def test_without_a_tag_an_object_is_read_in_one_request(place: Place, tmp_path: Path) -> None:
+    """Nobody could tell whether pieces are of one version."""
+    place.overwrite("jobs/x", LARGE)
+    place.gate.hide = "etag"
+    told = place.open().fetch("jobs/x", tmp_path / "x")
+    assert told == (len(LARGE), hashlib.sha256(LARGE).hexdigest())
+    assert (tmp_path / "x").read_bytes() == LARGE
+    assert [asked.header("range") for asked in place.gate.asked] == [
+        f"bytes=0-{PART - 1}",
+        f"bytes=0-{len(LARGE) - 1}",
+    ]
+
+
+def test_ranges_that_are_not_those_asked_for_are_refused(place: Place, tmp_path: Path) -> None:
+    """Another beginning, or an object of untold size: an error, and never wrong bytes."""
+    store = place.open()
+    store.put("jobs/x", b"0123456789")
+    for told in ("bytes 0-3/10", "bytes 3-6/*", "nonsense"):
+        spoilt = answer(206, headers=f"Content-Range: {told}\r\n", body=b"0123")
+        place.gate.once(get, Fault(answer=spoilt))
+        with pytest.raises(StoreError, match=r"another range|how large"):
+            store.get("jobs/x", 3, 7)
+    assert store.get("jobs/x", 3, 7) == b"3456"
 
 
 # --- servers that are busy, full, elsewhere, or no S3 ----------------------------------------------------

@@ -65,6 +65,8 @@ class Gate:
         self.behind = behind
         self.rule = rule
         self.asked: list[Asked] = []
+        #: a header that no answer has here, in lower case
+        self.hide = ""
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self.port = 0
@@ -164,7 +166,11 @@ class Gate:
         if fault.lose_answer:
             _reset(client)
             return False
-        kept = [(name, value) for name, value in response.getheaders() if name.lower() not in _HOP]
+        kept = [
+            (name, value)
+            for name, value in response.getheaders()
+            if name.lower() not in (*_HOP, self.hide)
+        ]
         length = response.getheader("content-length") if method == "HEAD" else str(len(body))
         if length is not None and response.status not in (204, 304):
             kept.append(("Content-Length", length))

@@ -16,9 +16,8 @@ import base64
 import contextlib
 import hashlib
 import os
-import re
 import secrets
-from typing import Callable, Container, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Callable, Container, Dict, List, Mapping, Optional, Tuple
 from urllib.parse import unquote, urlsplit
 
 from freegpu.agent.clock import Clock, SystemClock
@@ -35,15 +34,14 @@ from freegpu.agent.stores.base import (
     is_key,
 )
 from freegpu.agent.stores.http import Body, Http, Refused, Reply, Sink
+from freegpu.agent.stores.s3_download import Download, Replaced
 from freegpu.agent.stores.s3_errors import code_of, explained, means_later
 from freegpu.agent.stores.s3_place import place
-from freegpu.agent.stores.s3_upload import Upload, body_of, hash_file, together
+from freegpu.agent.stores.s3_upload import Upload, body_of
 from freegpu.agent.stores.s3_xml import moment, moment_of, parsed, tag, texts
 
 #: larger objects go in parts; a checkpoint's parts are just not larger
 SINGLE = 64 << 20
-#: read in one piece when an object is fetched
-_PIECE = 8 << 20
 #: a bucket that was seen so many seconds ago is taken to be there still
 _SEEN_S = 60.0
 #: an unprobed server is not looked at more often than this, seconds
@@ -112,13 +110,13 @@ class S3Store:
             if self.stat(key) is None:
                 raise self._missing(key)
             return b""
-        return self._range(key, start, end)[1]
+        return self._download(key).part(start, end)[1]
 
     def fetch(self, key: str, into: "os.PathLike[str]") -> Tuple[int, str]:
         check_key(key)
         for _ in range(_RESTARTS):
-            with contextlib.suppress(_Replaced):
-                return self._fetch(key, into)
+            with contextlib.suppress(Replaced):
+                return self._download(key).fetch(into)
         message = f"{key} is being replaced all the time"
         raise StoreError(message)
 
@@ -135,8 +133,8 @@ class S3Store:
             told = self._told_digest(head)
             if told and self.properties.server_digest:
                 return Stat(size, told)
-            with contextlib.suppress(_Replaced, ObjectMissing):
-                return Stat(size, self._read_digest(key, size, head.get("etag")))
+            with contextlib.suppress(Replaced, ObjectMissing):
+                return Stat(size, self._download(key).digest(size, head.get("etag")))
         message = f"{key} is being replaced all the time"
         raise StoreError(message)
 
@@ -212,62 +210,10 @@ class S3Store:
         finally:
             self.delete(key)
 
+    def _download(self, key: str) -> Download:
+        return Download(self._ask, key, self._tell)
+
     # --- reading, in detail -----------------------------------------------------------------------------
-
-    def _fetch(self, key: str, into: "os.PathLike[str]") -> Tuple[int, str]:
-        reply, first = self._range(key, 0, _PIECE)
-        etag, total = reply.headers.get("etag"), _total(reply)
-        if total is None:  # no ranges here: it is the whole
-            first, total = reply.body, len(reply.body)
-        digest = hashlib.sha256(first)
-        with open(into, "wb") as file:
-            file.write(first)
-        if total <= len(first):
-            return len(first), digest.hexdigest()
-        step = (
-            _PIECE if etag else total
-        )  # without a tag nobody can tell whether pieces fit together
-        pieces = [(at, min(at + step, total)) for at in range(len(first), total, step)]
-
-        def load(piece: Tuple[int, int]) -> None:
-            with open(into, "r+b") as file:
-                file.seek(piece[0])
-                self._piece(key, piece, etag, file)
-
-        with open(into, "rb") as again, together() as pool:
-            again.seek(len(first))
-            for piece, done in [(piece, pool.submit(load, piece)) for piece in pieces]:
-                done.result()
-                hash_file(digest, again, piece[1] - piece[0])
-                self._tell(key, piece[1], total)
-        return total, digest.hexdigest()
-
-    def _range(self, key: str, start: int, end: Optional[int]) -> Tuple[Reply, bytes]:
-        """The answer and its bytes, which are Python's slice of the object."""
-        last = "" if end is None else str(end - 1)
-        headers = {"Range": f"bytes={start}-{last}"} if start or last else {}
-        reply = self._ask("GET", key, headers=headers, ok=(200, 206, 416))
-        if reply.status == 416:
-            return reply, b""
-        if _total(reply) is None:  # a server may answer with the whole
-            return reply, reply.body[start:end]
-        _check_start(reply, start)
-        return reply, reply.body
-
-    def _piece(self, key: str, piece: Tuple[int, int], etag: Optional[str], into: Sink) -> None:
-        """Stream bytes of the object as it was under this tag. _Replaced: it is another by now."""
-        headers = {"Range": f"bytes={piece[0]}-{piece[1] - 1}"}
-        if etag:
-            headers["If-Match"] = etag
-        before = into.tell()
-        reply = self._ask("GET", key, headers=headers, ok=(200, 206, 412, 416), into=into)
-        if reply.status in (412, 416) or (etag and reply.headers.get("etag") != etag):
-            raise _Replaced
-        if _total(reply) is not None:
-            _check_start(reply, piece[0])
-        if into.tell() - before != piece[1] - piece[0]:
-            message = f"{self.host} sent another part of {key} than was asked for"
-            raise StoreError(message)
 
     def _head(self, key: str) -> Optional[Mapping[str, str]]:
         """The object's headers; None: it is not there, or its bucket is not."""
@@ -286,12 +232,6 @@ class S3Store:
         except ValueError:
             return None
         return raw.hex() if len(raw) == 32 else None
-
-    def _read_digest(self, key: str, size: int, etag: Optional[str]) -> str:
-        sink = _Digest()
-        for at in range(0, size, SINGLE):
-            self._piece(key, (at, min(at + SINGLE, size)), etag, sink)
-        return sink.digest.hexdigest()
 
     # --- writing, in detail -----------------------------------------------------------------------------
 
@@ -445,48 +385,7 @@ class S3Store:
             self._access.progress(key, done, total)
 
 
-class _Replaced(Exception):  # noqa: N818
-    """The object is not the one any more that was begun with."""
-
-
 class _NotImplementedThere(StoreError):  # noqa: N818
     """The server knows the request but not one of its headers."""
 
     transient = False
-
-
-class _Digest:
-    """A file that only computes what was written to it, and can go back to where a piece began."""
-
-    def __init__(self) -> None:
-        self.digest = hashlib.sha256()
-        self._size = 0
-        self._kept = (0, self.digest.copy())
-
-    def tell(self) -> int:
-        if self._size != self._kept[0]:
-            self._kept = (self._size, self.digest.copy())
-        return self._size
-
-    def seek(self, to: int) -> int:
-        if to != self._size:
-            self._size, self.digest = self._kept[0], self._kept[1].copy()
-        return self._size
-
-    def write(self, data: Union[bytes, memoryview]) -> int:
-        self.digest.update(data)
-        self._size += len(data)
-        return len(data)
-
-
-def _total(reply: Reply) -> Optional[int]:
-    """The whole object's size, if the answer is a range; the status does not tell (rclone's server says 200)."""
-    size = reply.headers.get("content-range", "").rpartition("/")[2]
-    return int(size) if size.isdigit() else None
-
-
-def _check_start(reply: Reply, start: int) -> None:
-    told = re.match(r"bytes (\d+)-\d+/\d+$", reply.headers.get("content-range", ""))
-    if not told or int(told.group(1)) != start:
-        message = "the server sent another range than it was asked for"
-        raise StoreError(message)
