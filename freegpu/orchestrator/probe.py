@@ -480,6 +480,12 @@ def means(measured: Measured, url: str) -> tuple[str, ...]:
             "both clients were on this machine: if the folder is a mounted or synced drive, other machines see"
             " changes later than measured here"
         )
+    scheme = url.partition(":")[0]
+    if scheme in ("sftp", "rclone"):
+        said.append(
+            f"only your side speaks {scheme}: agents must see the same files as a folder, and a cell is told where"
+            " with `freegpu cell --store folder:/path`"
+        )
     if measured.server_digest:
         said.append("the server tells digests: a checkpoint is confirmed without being read back")
     elif measured.down:

@@ -15,7 +15,14 @@ import pytest
 from freegpu.adapters.stores import open_any
 from freegpu.adapters.stores.sftp import SftpStore
 from freegpu.adapters.stores.ssh import SshRefused
-from freegpu.agent.stores.base import Access, Properties, Stat, StoreError, StoreGone
+from freegpu.agent.stores.base import (
+    Access,
+    ObjectMissing,
+    Properties,
+    Stat,
+    StoreError,
+    StoreGone,
+)
 from freegpu.testing.suites import StoreSuite
 from tests.contract.sshd import Sshd, need_sshd
 
@@ -286,13 +293,28 @@ def test_a_file_where_a_folder_should_be_is_an_error_and_stays(store: SftpStore)
     assert store.get("jobs/x") == b"1"
 
 
-def test_failures_use_up_no_channels(store: SftpStore) -> None:
-    """OpenSSH allows ten sessions a connection: forty refused calls leave it usable, on one connection."""
+def test_failures_use_up_no_channels(store: SftpStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSH allows ten sessions a connection: what is missing costs none, and refused writes give theirs back."""
     store.put("jobs/leaf", b"1")
+    opened: list[int] = []
+    sftp = store._line.sftp
+
+    def counted() -> object:
+        opened.append(1)
+        return sftp()
+
+    monkeypatch.setattr(store._line, "sftp", counted)
     for number in range(20):
         assert store.stat(f"jobs/none-{number}") is None
-        with pytest.raises(StoreError):
+        with pytest.raises(ObjectMissing):
+            store.get(f"jobs/none-{number}")
+    assert opened == []
+    kept = []
+    for number in range(20):
+        with pytest.raises(StoreError) as caught:
             store.put(f"jobs/leaf/{number}", b"2")
+        # the traceback keeps whatever the call left open
+        kept.append(caught)
     assert store.get("jobs/leaf") == b"1"
 
 

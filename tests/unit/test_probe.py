@@ -299,6 +299,8 @@ def test_the_sentences_say_what_a_user_must_know(folder: FolderStore) -> None:
     assert "at once" in plain
     assert "read back to confirm" in plain
     assert "other machines see" not in plain
+    assert "only your side speaks sftp" in plain
+    assert "only your side" not in " ".join(means(found, "s3://b"))
     assert "other machines see" in " ".join(means(found, "folder:/x"))
     late = replace(found, list_lag_s=40.0, cas=False, server_digest=True, max_object=5_000_000)
     told = " ".join(means(late, "drive:x"))
