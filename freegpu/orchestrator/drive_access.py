@@ -75,7 +75,7 @@ class Client:
                 hint='make another OAuth client, of the type "Desktop app"',
             )
         try:
-            found: Any = document["installed"]  # type: ignore[index]
+            found: Any = document["installed"]
             client = cls(
                 id=str(found["client_id"]),
                 secret=str(found["client_secret"]),

@@ -47,14 +47,14 @@ def google(server: DriveServer, *, client: str = "app", scope: str = "drive") ->
     import googleapiclient.discovery
     import googleapiclient.http
     from google.oauth2.credentials import Credentials
-    from google_auth_httplib2 import AuthorizedHttp
+    from google_auth_httplib2 import AuthorizedHttp  # type: ignore[import-untyped]
 
     where = Path(googleapiclient.__file__).parent / "discovery_cache/documents/drive.v3.json"
     document = json.loads(where.read_text(encoding="utf-8"))
     document["rootUrl"] = f"{server.url}/"
     document["baseUrl"] = f"{server.url}/drive/v3/"
     grant = json.loads(server.oauth.grant(client, scope))
-    credentials = Credentials(
+    credentials = Credentials(  # type: ignore[no-untyped-call]
         None,
         refresh_token=grant["refresh_token"],
         token_uri=grant["token_uri"],

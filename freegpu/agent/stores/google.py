@@ -201,7 +201,7 @@ class Api:
         if not path.startswith("http"):
             base = self.url(path)
             url = f"{base}?{urlencode(query)}" if query else base
-        elif urlsplit(url).netloc != self.host and not self._is_google(url):
+        elif urlsplit(url)[:2] != urlsplit(self.endpoint)[:2] and not self._is_google(url):
             message = f"{self.host} sends an upload on to another host, which is not followed"
             raise StoreError(message)
         used = [""]

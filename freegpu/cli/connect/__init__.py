@@ -16,6 +16,7 @@ SECTIONS: Sections = MappingProxyType(
     {
         "Stores": {
             "store": ("store", "store", "Use this store from now on, and find out what it can do."),
+            "drive": ("drive", "drive", "Sign in to Google Drive, to keep the store there."),
         },
     }
 )
