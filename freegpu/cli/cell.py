@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import secrets
 from pathlib import Path
 
 import click
@@ -28,9 +30,10 @@ from freegpu.errors import ConfigError
     help="Make the platform's earlier cell worthless, e.g. after it leaked.",
 )
 def cell(call: Call, platform: str, ipynb: str | None, store: str | None, fresh: bool) -> Result:
-    """Make the agent cell for a notebook: colab, kaggle, saturn, paperspace, studiolab or jupyter.
+    """Make the agent cell for a notebook.
 
-    Running it there works off your queue in the foreground, on that machine's cards, until the queue is empty.
+    PLATFORM is colab, kaggle, saturn, paperspace, studiolab or jupyter (the default), or an attended one of
+    your freegpu.toml. Running the cell there works off your queue in the foreground, on that machine's cards, until the queue is empty.
     The same cell can be run again any day; what runs is checkpointed and goes on elsewhere when it ends.
     """
     with call.workspace() as workspace:
@@ -71,16 +74,17 @@ def cell(call: Call, platform: str, ipynb: str | None, store: str | None, fresh:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all: a notebook that somebody has open is not left half written."""
-    hidden = path.absolute().parent / f".{path.name}.part"
+    hidden = path.absolute().parent / f".freegpu-{secrets.token_hex(4)}.part"
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(hidden, path)
     except OSError as error:
-        hidden.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            hidden.unlink(missing_ok=True)
         raise ConfigError(
             f"the notebook {path} cannot be written: {(error.strerror or str(error)).lower()}",
             hint="choose another file with --ipynb",

@@ -166,7 +166,7 @@ class Workspace:
             self._stack.callback(adapter.close)
         for name in cells.known(self.ledger):
             # a cell was made for it: nothing more needs to be configured
-            if name not in found:
+            if name not in found and name in attended.kinds():
                 kind = attended.AttendedAdapter.from_options(
                     name, {}, home=self.settings.home, clock=self.clock
                 )

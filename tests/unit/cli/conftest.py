@@ -22,6 +22,7 @@ from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Pro
 from freegpu.orchestrator.probe import Latency, Measured, Space
 from freegpu.orchestrator.views import (
     BundleInfo,
+    CellMade,
     Check,
     DryRun,
     Garbage,
@@ -328,6 +329,22 @@ class FakeWorkspace:
             means=("a checkpoint of 1 GB takes 50 s to save",),
         )
         return self._answer("doctor_store", usual)
+
+    def cell(self, platform: str, *, store: str | None = None, fresh: bool = False) -> CellMade:
+        public = platform == "paperspace"
+        usual = CellMade(
+            platform=platform,
+            title="Google Colab",
+            url="https://colab.example.org/#create=true",
+            id="0123456789",
+            store=store or "folder:/content/drive/MyDrive/freegpu",
+            text="# the cell\nrun(cell, agent)\n",
+            notebook={"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []},
+            secrets=("FREEGPU_CELL_KEY",) if public else (),
+            key="ab" * 32 if public else "",
+        )
+        answer: CellMade = self._answer("cell", usual, platform, store, fresh)
+        return answer
 
     def submit(
         self,

@@ -22,6 +22,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 #: command -> (its command line, the method that fails for the failure case)
 LINES: dict[str, tuple[list[str], str]] = {
     "init": (["init"], "init"),
+    "cell": (["cell", "colab"], "cell"),
     "connect store": (["connect", "store", "folder:/data"], "connect_store"),
     "doctor": (["doctor"], "doctor"),
     "submit": (["submit", "job.yaml"], "submit"),
