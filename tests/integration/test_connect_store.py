@@ -376,6 +376,28 @@ def test_a_host_that_is_not_known_changes_nothing(
     assert not (home / "freegpu.toml").exists()
 
 
+def test_a_server_that_is_down_is_not_called_a_store_that_is_gone(
+    shell: Shell, disk: Path, server: Sshd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its checkpoints are safe where they are: exit code 50 says that it does not answer, and nothing more."""
+    monkeypatch.setenv("HOME", str(server.home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setattr("freegpu.adapters.stores.sftp._DELAYS", (0.0, 0.01))
+    assert shell("connect", "store", server.url(disk)).code == 0
+    (tmp_path / "job.yaml").write_text(JOB)
+    server.stop()
+    try:
+        answer = shell("tick")
+        assert answer.code == 50
+        assert "does not answer" in answer.err
+        assert "is gone" not in answer.err
+        assert "not lost" in answer.err
+        assert shell("status").code == 0
+    finally:
+        server.start()
+    assert shell("submit", str(tmp_path / "job.yaml")).code == 0
+
+
 # --- over S3 ------------------------------------------------------------------------------------------------
 
 
