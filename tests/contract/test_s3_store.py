@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import random
@@ -208,6 +209,22 @@ def test_a_server_that_tells_back_what_it_was_sent_computes_no_digests(
     store.put("jobs/x", b"abc")
     assert store.digests_by_server is computes
     assert store.list("") == ["jobs/x"]
+
+
+def test_a_digest_that_a_server_was_only_told_is_not_believed(rclone_s3_server: S3Server) -> None:
+    """rclone's server hands out the wrong checksum that an object came with; unprobed, the bytes are read."""
+    client = rclone_s3_server.client()
+    client.create_bucket(Bucket="liar")
+    wrong = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
+    client.put_object(Bucket="liar", Key="home/store/jobs/x", Body=b"abc", ChecksumSHA256=wrong)
+    told = client.head_object(Bucket="liar", Key="home/store/jobs/x", ChecksumMode="ENABLED")
+    assert told["ChecksumSHA256"] == wrong, (
+        "the server does not do any more what this test is about"
+    )
+    store = S3Store(rclone_s3_server.url("liar").partition(":")[2], Access(SECRETS))
+    stat = store.stat("jobs/x", digest=True)
+    assert stat is not None
+    assert stat.sha256 == hashlib.sha256(b"abc").hexdigest()
 
 
 def test_the_digest_of_a_known_server_costs_no_reading(
