@@ -54,6 +54,8 @@ class PlatformSettings:
     adapter: str
     #: what the adapter is told; it alone knows the names
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: the store's URL as its sessions see it, where that is not the one that commands here use
+    store: str = ""
     #: where it was configured: "default" or "/path/freegpu.toml:3"
     source: str = "default"
 
@@ -87,6 +89,11 @@ class Settings:
     upload_mb_s: float = NUMBERS["upload_mb_s"][0]
     #: setting -> "default", the name of an environment variable, or "/path/freegpu.toml:3"
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    def store_for(self, platform: str) -> str:
+        """The store's URL as sessions on this platform see it."""
+        named = self.platforms.get(platform)
+        return (named.store if named is not None else "") or self.store
 
     @property
     def bandwidth(self) -> float | None:
@@ -228,6 +235,8 @@ def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:
             )
         adapter = file.text((*at, "adapter")) if "adapter" in options else name
         options.pop("adapter", None)
+        store = file.text((*at, "store")) if "store" in options else ""
+        options.pop("store", None)
         if enabled:
             yield (
                 name,
@@ -235,6 +244,7 @@ def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:
                     name=name,
                     adapter=adapter,
                     options=MappingProxyType(options),
+                    store=store,
                     source=file.where(at),
                 ),
             )

@@ -28,7 +28,7 @@ def create(
 
     UnknownAdapterError: nothing of that name; ConfigError: it does not take these options.
     """
-    kind = _load(name, adapter)
+    kind = _load(name, resolve(adapter))
     if not callable(getattr(kind, "from_options", None)):
         raise UnknownAdapterError(
             f"platform {name}: {adapter} is not an adapter: it has no from_options",
@@ -44,6 +44,13 @@ def create(
             hint=f"see the [platforms.{name}] table in freegpu.toml",
         ) from error
     return cast("Adapter", made)
+
+
+def resolve(adapter: str) -> str:
+    """The name of the adapter that is meant: a kind of notebook stands for `attended` unless one is installed for it."""
+    from freegpu.adapters import attended
+
+    return "attended" if adapter in attended.kinds() and adapter not in known() else adapter
 
 
 def _load(name: str, adapter: str) -> Any:

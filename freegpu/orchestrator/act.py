@@ -361,7 +361,7 @@ class Actor:
             home=self.identity.home_id,
             platform=offer.platform,
             key=self.session_key(session).hex(),
-            store=self.settings.store,
+            store=self.settings.store_for(offer.platform),
             work=str(work),
             slots=slots,
             limit_s=offer.session_limit_s,
@@ -370,7 +370,9 @@ class Actor:
             beat_s=rhythm.beat_s,
             margin_s=self.settings.margin_s,
             bandwidth=self.settings.bandwidth,
-            known=asdict(self.store.properties),
+            known=asdict(self.store.properties)
+            if self.settings.store_for(offer.platform) == self.settings.store
+            else None,
         )
         return Launch(
             key=session,

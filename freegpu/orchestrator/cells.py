@@ -17,7 +17,7 @@ from typing import Any
 
 import freegpu
 from freegpu import cards
-from freegpu.adapters import attended
+from freegpu.adapters import attended, registry
 from freegpu.adapters.attended import Facts
 from freegpu.adapters.base import Adapter, Offer
 from freegpu.agent import wire
@@ -160,7 +160,7 @@ def _rights(store: str, facts: Facts, settings: Settings) -> tuple[list[str], st
 def facts_of(platform: str, settings: Settings) -> Facts:
     """What is known of the notebooks there. ConfigError: nothing is, or it needs no cell."""
     configured = settings.platforms.get(platform)
-    if configured is not None and configured.adapter != "attended":
+    if configured is not None and registry.resolve(configured.adapter) != "attended":
         raise ConfigError(
             f"{platform} ({configured.adapter}) starts its sessions by itself and needs no cell",
             hint=f"cells are for {', '.join(attended.kinds())}",

@@ -310,7 +310,9 @@ class Workspace:
         `store`: its address as the notebook sees it; `fresh`: the platform's earlier cell stops working.
         """
         facts = cells.facts_of(platform, self.settings)
-        seen = cells.seen_store(store, self.settings, facts)
+        configured = self.settings.platforms.get(platform)
+        named = configured.store if configured is not None else ""
+        seen = cells.seen_store(store or named or None, self.settings, facts)
         cell = cells.make(
             self.ledger,
             self.home_id,

@@ -13,9 +13,10 @@ from typing import Any
 
 from freegpu import cards
 from freegpu.adapters.base import Adapter, Offer, Window, WindowKind
+from freegpu.adapters.stores import orchestrator_only
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.agent.wire import session_key
-from freegpu.config import Settings
+from freegpu.config import Settings, without_password
 from freegpu.errors import AdapterError
 from freegpu.jobs.lifecycle import SessionState
 from freegpu.orchestrator import cells, learned, placement, quota
@@ -233,6 +234,7 @@ class Reconciler:
             offers: tuple[Offer, ...] = ()
             block = blocked.get(name)
             until, why = (block.until, block.why) if block is not None else (None, "")
+            unseen = "" if adapter.capabilities.attended else self._unseen(name)
             try:
                 offers = tuple(adapter.offers())
                 self._read_quota(name, adapter)
@@ -248,8 +250,12 @@ class Reconciler:
                     open_sessions=sum(s.platform == name for s in sessions),
                     balances=tuple(self.balances(name, adapter, sessions)),
                     learned=self.learned(name, adapter),
-                    blocked_until=until if until is not None and until > self.now() else None,
-                    blocked_why=why,
+                    blocked_until=self.now() + timedelta(days=1)
+                    if unseen
+                    else until
+                    if until is not None and until > self.now()
+                    else None,
+                    blocked_why=unseen or why,
                 )
             )
         return found
@@ -266,6 +272,16 @@ class Reconciler:
             pool: learned.learn([s for s in past if s.pool == pool], window, self.now())
             for pool, window in pools.items()
         }
+
+    def _unseen(self, name: str) -> str:
+        """Why sessions on this platform could not open the store; "" if they can."""
+        url = self.settings.store_for(name)
+        if orchestrator_only(url):
+            return (
+                f"an agent cannot open {without_password(url)}: say in [platforms.{name}] how it sees the store,"
+                ' e.g. store = "folder:/mnt/freegpu"'
+            )
+        return ""
 
     def _read_quota(self, name: str, adapter: Adapter) -> None:
         if not adapter.capabilities.reports_quota:

@@ -738,3 +738,24 @@ def test_an_idle_session_costs_a_store_behind_an_api_one_request_in_15_s(world: 
     for _ in range(4):
         world.tick(5.0)
     assert world.session(attempt).state is SessionState.ENDED
+
+
+def test_a_platform_whose_agents_cannot_open_the_store_is_left_alone_and_says_why(
+    world: World,
+) -> None:
+    """A store that only we reach: nothing is started until its table says how it sees the store."""
+    job = world.submit()
+    seen = world.settings.store
+    world.settings = replace(world.settings, store="sftp://me@box/data")
+    world.reconciler = world.make_reconciler()
+    world.tick()
+    assert world.job(job).state is JobState.PENDING
+    (place,) = world.reconciler.places([], [])
+    assert "an agent cannot open sftp://me@box/data" in place.blocked_why
+    table = config.PlatformSettings(name="pretend", adapter="tests", store=seen)
+    world.settings = replace(world.settings, platforms={"pretend": table})
+    world.reconciler = world.make_reconciler()
+    world.tick(1.0)
+    assert world.job(job).state is JobState.ACTIVE
+    (request,) = world.platform.started.values()
+    assert request.payload["profile"]["store"] == seen

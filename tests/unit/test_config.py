@@ -225,3 +225,15 @@ def test_passwords_in_urls_are_blotted_out_for_showing() -> None:
     shown = config.without_password("postgresql://me:s3cr3t@host:5432/db?password=s3cr3t&x=1")
     assert shown == "postgresql://me:***@host:5432/db?password=***&x=1"
     assert config.without_password("folder:/a/b") == "folder:/a/b"
+
+
+def test_a_platform_may_see_the_store_another_way(tmp_path: Path) -> None:
+    """`store` in its table is not the adapter's option, and what the other platforms see stays as it is."""
+    (tmp_path / "freegpu.toml").write_text(
+        'store = "sftp://me@box/data"\n[platforms.box]\nadapter = "local"\nstore = "folder:/data"\n'
+    )
+    settings = config.load({}, home=tmp_path)
+    assert settings.store_for("box") == "folder:/data"
+    assert settings.store_for("local") == "sftp://me@box/data"
+    assert settings.store_for("unheard") == "sftp://me@box/data"
+    assert "store" not in settings.platforms["box"].options

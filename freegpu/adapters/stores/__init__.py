@@ -6,13 +6,18 @@ import importlib
 
 from freegpu.agent.stores import Access, Store, open_store
 
-__all__ = ["SCHEMES", "open_any"]
+__all__ = ["SCHEMES", "open_any", "orchestrator_only"]
 
 #: scheme of the URL -> (module, class), imported on use; each is given what stands behind the colon
 SCHEMES = {
     "sftp": ("freegpu.adapters.stores.sftp", "SftpStore"),
     "rclone": ("freegpu.adapters.stores.rclone", "RcloneStore"),
 }
+
+
+def orchestrator_only(url: str) -> bool:
+    """Whether an agent cannot open this URL by itself."""
+    return url.partition(":")[0] in SCHEMES
 
 
 def open_any(url: str, access: Access | None = None) -> Store:
