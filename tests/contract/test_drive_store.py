@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -393,6 +394,39 @@ def test_of_twins_everybody_takes_the_same_one(server: DriveServer) -> None:
     # deleting takes the twins along
     one.delete("jobs/once")
     assert server.named("jobs/once") == []
+
+
+def test_a_beat_whose_writer_began_a_second_file_is_not_silent_for_long(
+    server: DriveServer, store: DriveStore
+) -> None:
+    """An agent that starts anew behind a late listing writes a twin; a reader who knows the old file finds it in a minute."""
+    store.put("sessions/s/agent-beat.json", b"1")
+    reader = opened(server)
+    assert reader.get("sessions/s/agent-beat.json") == b"1"
+    anew = opened(server)
+    anew.list("jobs")
+    server.listing_lag_s = float("inf")
+    server.drive.index.clear()
+    server.drive.index.update({f.id: f for f in server.named("freegpu")})
+    anew.put("sessions/s/agent-beat.json", b"2")
+    server.listing_lag_s = 0
+    server.drive.index.update({f.id: f for f in server.named("sessions/s/agent-beat.json")})
+    assert len(server.named("sessions/s/agent-beat.json")) == 2
+    assert reader.get("sessions/s/agent-beat.json") == b"1"
+    clock_of(reader).ahead += 61
+    assert reader.get("sessions/s/agent-beat.json") == b"2"
+
+
+def test_an_object_s_address_opens_it_with_a_token(server: DriveServer, store: DriveStore) -> None:
+    """As a notebook's cell fetches the agent, before there is any freegpu."""
+    store.put("agent/x.pyz", b"agent")
+    url = opened(server).address("agent/x.pyz")
+    token = server.oauth.access_token("app", "drive.file")
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.read() == b"agent"
+    with pytest.raises(ObjectMissing):
+        store.address("agent/none")
 
 
 def test_a_person_renames_moves_throws_away_and_deletes(

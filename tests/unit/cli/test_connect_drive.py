@@ -156,7 +156,8 @@ def test_without_a_keyring_the_sign_in_is_in_a_private_file(
     typed: Shell, client_file: Path, home: Path, kind: str
 ) -> None:
     """The backend that fails, and the one that says yes and keeps nothing; the file is the owner's alone."""
-    keyring.set_keyring(keyring.backends.fail.Keyring() if kind == "none" else Memory(forgets=True))
+    failing: Any = keyring.backends.fail.Keyring
+    keyring.set_keyring(failing() if kind == "none" else Memory(forgets=True))
     answer = typed("connect", "drive", "--client", str(client_file), "--json")
     path = home / "drive.json"
     assert answer.envelope["data"]["kept"] == str(path)
