@@ -119,7 +119,8 @@ class Gate:
             with self._lock:
                 self._open |= {client, server}
             try:
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for sock in (client, server):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 reader: BufferedIOBase = client.makefile("rb")
                 while self._pass(client, reader, server):
                     pass
