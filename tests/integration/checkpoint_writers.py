@@ -163,10 +163,12 @@ class Writer:
 
     def orbax_commit(self) -> None:
         """Where a store cannot rename: in place, and a file that says so last."""
-        files = {**self.step_files(), "commit_success.txt": b"Checkpoint commit was successful"}
-        self.announce({f"{self.number}/{name}": data for name, data in files.items()})
-        for name, data in files.items():
-            self.pour(f"{self.number}/{name}", data)
+        files, said = self.step_files(), b"Checkpoint commit was successful"
+        state = {f"{self.number}/{name}": data for name, data in files.items()}
+        self.announce({**state, f"{self.number}/commit_success.txt": said})
+        for path, data in state.items():
+            self.pour(path, data)
+        (self.folder / f"{self.number}/commit_success.txt").write_bytes(said)
         self.rotate(str(self.number))
 
     def step_files(self) -> dict[str, bytes]:

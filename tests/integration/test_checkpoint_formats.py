@@ -77,10 +77,17 @@ class Trials:
     def run(self, attempts: int) -> None:
         for _ in range(attempts):
             self.attempt(ended=False)
-            if self.rng.random() < 0.03:
+            # that the first save of all will say when it is whole, nobody can know
+            if self.caught and self.rng.random() < 0.03:
                 self.kill()
                 if self.rng.random() < 0.5:
                     self.attempt(ended=True)
+                if self.style != "keras_backup" and self.rng.random() < 0.3:
+                    # what was left behind stands still, and must be told by what it is
+                    time.sleep(SETTLE_S * 1.2)
+                    self.attempt(ended=False)
+                    time.sleep(SETTLE_S * 1.2)
+                    self.attempt(ended=False)
                 self.seen._ended_at = None  # the job's own script begins it anew
                 self.start()
             time.sleep(self.rng.uniform(0.005, 0.025))

@@ -134,11 +134,11 @@ def test_what_has_no_known_format_is_left_to_time(tmp_path: Path) -> None:
     assert complete(tmp_path / "random.pkl") is False
 
 
-def test_an_hdf5_file_that_is_open_or_has_grown_is_not_proven(tmp_path: Path) -> None:
-    """Flushed before and growing again, or marked as open by its writer."""
+def test_an_hdf5_file_that_is_open_or_has_grown_is_incomplete(tmp_path: Path) -> None:
+    """Growing, left behind by a writer that was killed, or marked as open by it."""
     path = tmp_path / "model.h5"
     path.write_bytes(an_hdf5(0) + b"more")
-    assert complete(path) is None
+    assert complete(path) is False
     opened = bytearray(an_hdf5(3))
     opened[11] = 1
     path.write_bytes(opened)
