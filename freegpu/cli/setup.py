@@ -24,7 +24,12 @@ STORE = "store"
 
 
 @command("init", example="FREEGPU_HOME=~/gpu freegpu init")
-def init(call: Call) -> Result:
+@click.option(
+    "--here",
+    is_flag=True,
+    help="Go on with a copied or moved home on this machine; the one it was copied from stops.",
+)
+def init(call: Call, here: bool) -> Result:
     """Make the home ready: ledger, key, store, platforms.
 
     Running it again changes nothing. No command needs it: the first one that writes does the same.
@@ -32,7 +37,7 @@ def init(call: Call) -> Result:
     from freegpu.config import FILE_NAME, without_password
 
     with call.workspace() as workspace:
-        made = workspace.init()
+        made = workspace.init(here=here)
     data = {
         "home": made.home,
         "store": without_password(made.store),

@@ -67,6 +67,7 @@ from freegpu.orchestrator.views import (
     Ticked,
     Why,
 )
+from freegpu.orchestrator.whereabouts import Whereabouts, this_machine
 
 if TYPE_CHECKING:
     from freegpu.jobs.bundle import Plan
@@ -255,6 +256,18 @@ class Workspace:
             for balance in self.reconciler.balances(name, adapter, sessions)
         ]
 
+    @cached_property
+    def whereabouts(self) -> Whereabouts:
+        """Whether this is the machine where this home is at work."""
+        return Whereabouts(
+            home=self.settings.home,
+            ledger=self.ledger,
+            store=self.store,
+            key=self.identity.key,
+            now=lambda: utc(self.clock),
+            machine=this_machine(self.settings.home),
+        )
+
     # --- the tick ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -265,7 +278,8 @@ class Workspace:
             yield holder
 
     def tick_held(self) -> Ticked:
-        """One tick by somebody who holds the lock."""
+        """One tick by somebody who holds the lock. LedgerError: this home goes on elsewhere."""
+        self.whereabouts.check()
         report = self.reconciler.tick()
         if (self.settings.home / NOTIFY_FILE).exists():
             from freegpu.orchestrator import notices
@@ -328,11 +342,14 @@ class Workspace:
 
     # --- asking for work --------------------------------------------------------------------------------
 
-    def init(self) -> Initialised:
-        """Make the home ready: ledger, key, store, platforms."""
+    def init(self, *, here: bool = False) -> Initialised:
+        """Make the home ready: ledger, key, store, platforms. `here`: from now on it goes on at this machine."""
         created = not (self.settings.home / "key").exists()
         home_key(self.settings.home)
         _ = self.store
+        if here:
+            with _store_errors():
+                self.whereabouts.go_on_here()
         return Initialised(
             home=str(self.settings.home),
             store=self.settings.store,
@@ -656,6 +673,37 @@ class Workspace:
             size=size,
             into=into,
             partial=partial,
+        )
+
+    def checkpoints(self, job: str) -> Generations:
+        """Every checkpoint of a job that the ledger or the store knows of. SharedStoreError."""
+        found = self.ledger.resolve(job)
+        from freegpu.orchestrator import results
+
+        listed = results.generations(self.ledger, self.store, found.id)
+        return Generations(job=self._view(found), checkpoints=listed)
+
+    def pull_checkpoint(
+        self, job: str, into: Path | None, *, which: str = "latest", force: bool = False
+    ) -> Pulled:
+        """Bring a confirmed checkpoint's files into a folder of their own, verified. NotReadyError: there is none."""
+        found = self.ledger.resolve(job)
+        from freegpu.orchestrator import results
+
+        chosen = results.choose_checkpoint(
+            found, self.ledger.checkpoints(found.id), which
+        )
+        name = f"{chosen.epoch}-{chosen.generation}"
+        into = into or Path(f"{found.id}-checkpoint-{name}")
+        files, size = results.bring_checkpoint(self.store, chosen, into, force=force)
+        return Pulled(
+            job=self._view(found),
+            attempt=chosen.attempt,
+            files=files,
+            size=size,
+            into=into,
+            partial=False,
+            checkpoint=name,
         )
 
     def gc(self, *, dry_run: bool, keep_days: float = 7.0) -> Garbage:
