@@ -41,6 +41,12 @@ data = archive.read_bytes() if archive.is_file() else b""
     "s3": """\
 import datetime, hmac, os, urllib.parse, urllib.request
 {secret}
+try:
+    name, key = secret("AWS_ACCESS_KEY_ID"), secret("AWS_SECRET_ACCESS_KEY")
+except Exception:  # each platform has its own for a secret that is not there
+    name = key = ""
+if not name or not key:
+    raise Stop("freegpu: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY must be in the notebook's own secrets, and this notebook must have access to them")
 # one signed GET (AWS Signature Version 4)
 place = urllib.parse.urlsplit(cell["url"])
 moment = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
@@ -49,12 +55,12 @@ empty = hashlib.sha256(b"").hexdigest()
 names = "host;x-amz-content-sha256;x-amz-date"
 lines = f"host:{{place.netloc}}\\nx-amz-content-sha256:{{empty}}\\nx-amz-date:{{moment}}\\n"
 request = "\\n".join(("GET", place.path, "", lines, names, empty))
-key = ("AWS4" + str(secret("AWS_SECRET_ACCESS_KEY"))).encode()
+key = ("AWS4" + key).encode()
 for word in scope.split("/"):
     key = hmac.new(key, word.encode(), "sha256").digest()
 proof = "\\n".join(("AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(request.encode()).hexdigest()))
 proof = hmac.new(key, proof.encode(), "sha256").hexdigest()
-allow = f"AWS4-HMAC-SHA256 Credential={{secret('AWS_ACCESS_KEY_ID')}}/{{scope}}, SignedHeaders={{names}}, Signature={{proof}}"
+allow = f"AWS4-HMAC-SHA256 Credential={{name}}/{{scope}}, SignedHeaders={{names}}, Signature={{proof}}"
 headers = {{"x-amz-date": moment, "x-amz-content-sha256": empty, "Authorization": allow}}
 try:
     data = urllib.request.urlopen(urllib.request.Request(cell["url"], headers=headers)).read()
@@ -76,10 +82,13 @@ except OSError as error:
 _ASKED = """\
 import google.auth, google.auth.transport.requests
 from google.colab import auth
-auth.authenticate_user()
-person = google.auth.default(scopes=[cell["scope"]])[0]
-person.refresh(google.auth.transport.requests.Request())
-token = person.token"""
+try:
+    auth.authenticate_user()
+    person = google.auth.default(scopes=[cell["scope"]])[0]
+    person.refresh(google.auth.transport.requests.Request())
+    token = person.token
+except Exception as error:  # whatever the person or the page answered
+    raise Stop(f"freegpu: Colab gave no access to Google Drive: {{error}}; run the cell again and allow it")"""
 #: access by the OAuth client that `freegpu connect drive` signed in with
 _GRANTED = """\
 {secret}

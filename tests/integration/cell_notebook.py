@@ -109,7 +109,8 @@ class Notebook:
     def start(self) -> Notebook:
         specs = self.folder / "kernels" / "tested"
         specs.mkdir(parents=True)
-        around = {n: v for n, v in os.environ.items() if not n.startswith("FREEGPU_")}
+        mine = ("FREEGPU_", "AWS_")  # what our side has in its environment is not in a notebook's
+        around = {n: v for n, v in os.environ.items() if not n.startswith(mine)}
         (specs / "kernel.json").write_text(
             json.dumps(
                 {
@@ -213,17 +214,19 @@ class _Client(NotebookClient):
 class Home:
     """A home of its own, and a store folder beside it."""
 
-    def __init__(self, folder: Path, extra: str = LOCAL_OFF) -> None:
+    def __init__(self, folder: Path, extra: str = LOCAL_OFF, *, url: str = "") -> None:
+        """`url`: a store behind an API, instead of the folder."""
         self.folder = folder
         self.home = folder / "home"
         self.store = folder / "store"
+        self.url = url
         self.home.mkdir(parents=True)
         self.store.mkdir()
         self.configure(extra)
 
     def configure(self, extra: str) -> None:
         """Write freegpu.toml anew."""
-        text = f'store = "folder:{self.store}"\n{SETTINGS}{extra}'
+        text = f'store = "{self.url or f"folder:{self.store}"}"\n{SETTINGS}{extra}'
         (self.home / "freegpu.toml").write_text(text)
 
     @contextmanager
@@ -234,7 +237,7 @@ class Home:
     def cell(self, platform: str, **given: Any) -> CellMade:
         """`freegpu cell`."""
         with self.workspace() as opened:
-            return opened.cell(platform, store=f"folder:{self.store}", **given)
+            return opened.cell(platform, store=self.url or f"folder:{self.store}", **given)
 
     def submit(self, name: str, run: str, platforms: str, more: str = "") -> str:
         """A job with this command; its id."""
@@ -282,5 +285,8 @@ class Home:
 
     def written(self) -> bytes:
         """Every byte in the store, names included."""
-        files = [path for path in sorted(self.store.rglob("*")) if path.is_file()]
-        return b"\n".join(str(path).encode() + b"\n" + path.read_bytes() for path in files)
+        with self.workspace() as opened:
+            store = opened.store
+            parts = ("agent", "attempts", "blobs", "cells", "jobs", "sessions")
+            keys = [key for part in parts for key in store.list(part)]
+            return b"\n".join(key.encode() + b"\n" + store.get(key) for key in keys)

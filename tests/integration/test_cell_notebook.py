@@ -5,6 +5,8 @@ google.colab is a stand-in (see cell_notebook); everything else is real: kernel,
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -17,9 +19,12 @@ import pytest
 from freegpu.agent import wire
 from freegpu.errors import ForeignStoreError
 from freegpu.orchestrator import cells
+from freegpu.testing.drive_server import DriveServer
 from tests.integration.agent_session import until
 from tests.integration.cell_notebook import Home, Notebook, stand_in
 from tests.integration.test_agent_pythons import interpreter
+from tests.servers import s3
+from tests.servers.s3 import moto_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -132,6 +137,54 @@ def test_a_job_runs_in_a_colab_notebook_and_the_person_sees_how_it_goes(
         assert secret.encode() not in home.written()
         outputs = "".join(str(output) for output in notebook.document.cells[0].outputs)
         assert secret not in outputs + shown + html
+
+
+@pytest.mark.parametrize("kind", ["s3", "drive, asked", "drive, granted"])
+def test_a_colab_notebook_works_over_a_store_behind_an_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A bucket by the keys in Colab's Secrets; Drive as the person who is asked in the notebook, or by the OAuth
+    client of our side. The cell fetches the agent by itself, nothing is mounted, no secret is shown or stored."""
+    with contextlib.ExitStack() as stack:
+        env = stand_in(tmp_path / "colab")
+        if kind == "s3":
+            server = stack.enter_context(moto_server(tmp_path))
+            server.client().create_bucket(Bucket="box")
+            secrets, url = dict(s3.SECRETS), server.url("box")
+            for name, value in secrets.items():
+                monkeypatch.setenv(name, value)
+        else:
+            drive = stack.enter_context(DriveServer())
+            url = f"drive:freegpu?endpoint={drive.url}"
+            asked = kind == "drive, asked"
+            grant = drive.oauth.grant("ours", "drive" if asked else "drive.file")
+            monkeypatch.setenv("FREEGPU_DRIVE", grant)
+            secrets = {} if asked else {"FREEGPU_DRIVE": grant}
+            person = {**json.loads(drive.oauth.grant("colab", "drive")), "type": "authorized_user"}
+            (tmp_path / "colab" / "adc.json").write_text(json.dumps(person))
+        (tmp_path / "colab" / "secrets.json").write_text(json.dumps(secrets))
+        home = Home(tmp_path / "all", url=url)
+        made = home.cell("colab")
+        assert set(made.secrets) == set(secrets)
+        job = home.submit("count", JOB.format(total=12), "colab", SAVING)
+        with home.up():
+            notebook = Notebook(tmp_path / "nb", [made.text], env=env).start().wait(90)
+        assert notebook.errors == []
+        assert (home.pull(job) / "result.bin").read_bytes() == result(12)
+        assert home.attempts(job) == [("colab", "completed")]
+        assert "count: completed" in notebook.said
+        assert (tmp_path / "colab" / "unassigned").read_text() == "once\n"
+        assert (tmp_path / "colab" / "authenticated").exists() is (kind == "drive, asked")
+        assert not (tmp_path / "colab" / "mounted").exists()
+        seen = made.text + notebook.saved() + notebook.everything
+        written = home.written()
+        hidden = [
+            *secrets.values(),
+            *(json.loads(v)["refresh_token"] for v in secrets.values() if v[0] == "{"),
+        ]
+        for secret in hidden:
+            assert secret not in seen
+            assert secret.encode() not in written
 
 
 def test_stopping_the_cell_saves_and_the_job_goes_on_elsewhere(tmp_path: Path, home: Home) -> None:

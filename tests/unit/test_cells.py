@@ -361,7 +361,7 @@ def test_the_text_of_a_cell_is_the_golden_one(
     text = cell_text.text(told, version="0.0.0")
     compile(text, name, "exec", flags=ast.PyCF_ONLY_AST)
     ast.parse(text, feature_version=(3, 9))
-    path = GOLDEN / f"{name}.py"
+    path = GOLDEN / f"{name}.py.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
