@@ -26,6 +26,8 @@ from freegpu.orchestrator.views import (
     Check,
     DryRun,
     Garbage,
+    Generation,
+    Generations,
     Initialised,
     JobDetail,
     JobView,
@@ -74,6 +76,26 @@ SPEC = JobSpec(
     secrets=("HF_TOKEN",),
     needs=Needs(accelerators=(Accelerator(card="T4", count=2),), vram_gb=12.0),
 )
+
+
+def generation(number: int, state: str, **changes: Any) -> Generation:
+    fields: dict[str, Any] = {
+        "name": f"1-{number}",
+        "attempt": "k3x9f2-1",
+        "number": 1,
+        "platform": "swift",
+        "epoch": 1,
+        "generation": number,
+        "step": 275 * number,
+        "size": 52_428_800,
+        "sent": 600_000,
+        "at": NOW - timedelta(minutes=15 - 3 * number),
+        "state": state,
+        "confirmed_by": "orchestrator",
+    }
+    return Generation(**(fields | changes))
+
+
 CHECKPOINT = Checkpoint(
     key="jobs/k3x9f2/checkpoints/1-4.json",
     sha256="ab" * 32,
@@ -294,7 +316,7 @@ class FakeWorkspace:
             raise self.fails[method]
         return self.answers.get(method, usual)
 
-    def init(self) -> Initialised:
+    def init(self, *, here: bool = False) -> Initialised:
         usual = Initialised(
             home="/h", store="folder:/h/store", db="/h/state.db", platforms=("local",), created=True
         )
@@ -429,6 +451,35 @@ class FakeWorkspace:
             partial=False,
         )
         return self._answer("pull", usual, job, into, force)
+
+    def checkpoints(self, job: str) -> Any:
+        nothing = {"step": None, "size": None, "sent": None, "at": None, "confirmed_by": ""}
+        second = {"attempt": "k3x9f2-2", "number": 2, "platform": "kaggle", "epoch": 2}
+        usual = Generations(
+            job=job_view(),
+            checkpoints=(
+                generation(1, "unconfirmed", name="2-1", **{**nothing, **second}),
+                generation(4, "base"),
+                generation(3, "confirmed", confirmed_by="store"),
+                generation(2, "confirmed"),
+                generation(1, "deleted", sent=52_428_800),
+            ),
+        )
+        return self._answer("checkpoints", usual, job)
+
+    def pull_checkpoint(
+        self, job: str, into: Path | None, *, which: str = "latest", force: bool = False
+    ) -> Any:
+        usual = Pulled(
+            job=job_view(),
+            attempt="k3x9f2-1",
+            files=("checkpoint-9/model.safetensors", "a b\n.txt"),
+            size=2048,
+            into=into or Path("k3x9f2-checkpoint-1-4"),
+            partial=False,
+            checkpoint="1-4",
+        )
+        return self._answer("pull_checkpoint", usual, job, into, which, force)
 
     def gc(self, *, dry_run: bool, keep_days: float) -> Any:
         deleted = (("blobs/aa/" + "aa" * 32, 2_000_000, "no job refers to it"),)
