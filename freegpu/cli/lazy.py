@@ -39,7 +39,7 @@ SECTIONS: Sections = MappingProxyType(
             "cancel": ("control", "cancel", "Cancel jobs."),
             "retry": ("control", "retry", "Try a failed or cancelled job again."),
             "interrupt": ("control", "interrupt", "Rehearse a preemption of a running job."),
-            "pull": ("pull", "pull", "Bring a job's outputs here, verified."),
+            "pull": ("pull", "pull", "Bring a job's outputs or a checkpoint here, verified."),
         },
         "Looking": {
             "status": ("status", "status", "Show platforms with quota, sessions and jobs."),
@@ -47,6 +47,11 @@ SECTIONS: Sections = MappingProxyType(
             "show": ("jobs", "show", "Show everything about one job."),
             "why": ("jobs", "why", "Tell why a job is where it is, platform by platform."),
             "logs": ("logs", "logs", "Print a job's output, over all its attempts."),
+            "checkpoints": (
+                "checkpoints",
+                "checkpoints",
+                "List a job's checkpoints, over all its attempts.",
+            ),
         },
         "Running": {
             "cell": ("cell", "cell", "Make the agent cell for a notebook."),

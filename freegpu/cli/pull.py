@@ -1,8 +1,9 @@
-"""`pull`: bring a job's outputs here."""
+"""`pull`: bring a job's outputs or one of its checkpoints here."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,20 +12,39 @@ from freegpu.cli.command import command
 from freegpu.cli.output import Output
 from freegpu.cli.text import count, safe, size
 
+if TYPE_CHECKING:
+    from freegpu.orchestrator.views import Pulled
+
 
 @command("pull", example="freegpu pull k3x9f2 results/")
 @click.argument("job")
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
+@click.option(
+    "--checkpoint",
+    is_flag=False,
+    flag_value="latest",
+    metavar="[GENERATION]",
+    help="Bring this checkpoint instead, as `freegpu checkpoints` names it; the newest without a name.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files that differ.")
-def pull(call: Call, job: str, directory: Path | None, force: bool) -> Result:
-    """Bring a job's outputs here, verified.
+def pull(
+    call: Call, job: str, directory: Path | None, checkpoint: str | None, force: bool
+) -> Result:
+    """Bring a job's outputs or a checkpoint here, verified.
 
-    They go into DIR, or into a folder named after the job's id. Every byte is checked against the digests that
+    Outputs go into DIR, or into a folder named after the job's id. Every byte is checked against the digests that
     the job's attempt recorded before the first file appears. A job that has not succeeded gives what its last attempt
     left, and says so.
+
+    A checkpoint must be a confirmed one. Its folder is DIR, or one named after the job's id and the checkpoint's; it
+    must be empty, or it is replaced as a whole with --force. It appears when all of it is there.
     """
     with call.workspace() as workspace:
         call.move_on(workspace)
+        if checkpoint is not None:
+            return _checkpoint(
+                workspace.pull_checkpoint(job, directory, which=checkpoint, force=force)
+            )
         if directory is None:
             directory = Path(workspace.show(job).job.id)
         pulled = workspace.pull(job, directory, force=force)
@@ -39,5 +59,15 @@ def pull(call: Call, job: str, directory: Path | None, force: bool) -> Result:
             )
         else:
             out.note(f"{words}, the result of attempt {pulled.attempt}")
+
+    return Result(data=pulled, show=show)
+
+
+def _checkpoint(pulled: Pulled) -> Result:
+    def show(out: Output) -> None:
+        for name in pulled.files:
+            out.line(safe(pulled.into / name))
+        words = f"{count(len(pulled.files), 'file')}, {size(pulled.size)}"
+        out.note(f"{words}, checkpoint {pulled.checkpoint} of attempt {pulled.attempt}")
 
     return Result(data=pulled, show=show)

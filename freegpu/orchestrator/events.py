@@ -21,7 +21,15 @@ from freegpu.jobs import retry
 from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import missing_blob, read_manifest
-from freegpu.orchestrator.model import Attempt, Checkpoint, Job, Progress, Session
+from freegpu.orchestrator.model import (
+    ORCHESTRATOR,
+    STORE,
+    Attempt,
+    Checkpoint,
+    Job,
+    Progress,
+    Session,
+)
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +170,8 @@ class EventDesk:
                 step=manifest.step,
                 size=manifest.size,
                 confirmed_at=now,
+                sent=_number(event.get("sent")),
+                confirmed_by=STORE if self.store.properties.server_digest else ORCHESTRATOR,
             ),
             attempt.job,
             saved_at=self._moment(session, event)

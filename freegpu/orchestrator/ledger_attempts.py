@@ -286,6 +286,8 @@ def confirm_checkpoint(
         step=checkpoint.step,
         size=checkpoint.size,
         confirmed_at=rows.aware(checkpoint.confirmed_at),
+        sent=checkpoint.sent,
+        confirmed_by=checkpoint.confirmed_by,
     )
     w.session.add(row)
     w.session.flush()

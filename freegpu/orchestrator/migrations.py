@@ -233,8 +233,17 @@ _FIRST_POSTGRES: Step = (
         FOR EACH ROW WHEN (NEW.epoch < OLD.epoch) EXECUTE FUNCTION refuse_epoch()""",
 )
 
+#: what was sent for a checkpoint, and who confirmed it: before, that was always the orchestrator
+_SENT: Step = (
+    "ALTER TABLE checkpoints ADD COLUMN sent {int}",
+    "ALTER TABLE checkpoints ADD COLUMN confirmed_by TEXT NOT NULL DEFAULT 'orchestrator'",
+)
+
 #: for each version from 1 on: what both databases do, then what only SQLite, only PostgreSQL does
-STEPS: Sequence[tuple[Step, Step, Step]] = ((_FIRST, _FIRST_SQLITE, _FIRST_POSTGRES),)
+STEPS: Sequence[tuple[Step, Step, Step]] = (
+    (_FIRST, _FIRST_SQLITE, _FIRST_POSTGRES),
+    (_SENT, (), ()),
+)
 
 #: the version that this freegpu writes
 VERSION = len(STEPS)

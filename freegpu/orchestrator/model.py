@@ -15,6 +15,9 @@ from freegpu.adapters.base import Capabilities, Offer, Window
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState, SessionState
 from freegpu.jobs.model import Estimate, JobSpec, Needs
 
+#: who may have confirmed a checkpoint
+ORCHESTRATOR, STORE = "orchestrator", "store"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
@@ -28,6 +31,10 @@ class Checkpoint:
     step: int | None
     size: int
     confirmed_at: datetime
+    #: bytes that were put for it; None: its agent did not tell
+    sent: int | None = None
+    #: whose digests were compared: the orchestrator's own, or those that the store tells
+    confirmed_by: str = ORCHESTRATOR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,6 +56,7 @@ from freegpu.orchestrator.views import (
     Check,
     DryRun,
     Garbage,
+    Generations,
     Initialised,
     JobDetail,
     JobView,
@@ -690,9 +691,7 @@ class Workspace:
         found = self.ledger.resolve(job)
         from freegpu.orchestrator import results
 
-        chosen = results.choose_checkpoint(
-            found, self.ledger.checkpoints(found.id), which
-        )
+        chosen = results.choose_checkpoint(found, self.ledger.checkpoints(found.id), which)
         name = f"{chosen.epoch}-{chosen.generation}"
         into = into or Path(f"{found.id}-checkpoint-{name}")
         files, size = results.bring_checkpoint(self.store, chosen, into, force=force)

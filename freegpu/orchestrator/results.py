@@ -1,12 +1,16 @@
-"""Bringing things home from the store: a job's output while it runs, and its results, verified."""
+"""Bringing things home from the store: a job's output while it runs, its results and checkpoints, verified."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from freegpu.agent import transfer, wire
 from freegpu.agent.stores.base import ObjectMissing, Store, StoreError
@@ -14,11 +18,13 @@ from freegpu.errors import ChecksumError, ConfigError, NotReadyError, SharedStor
 from freegpu.jobs.lifecycle import AttemptState, EndReason
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import read_manifest
-from freegpu.orchestrator.model import Attempt, Job
-from freegpu.orchestrator.views import LogChunk
+from freegpu.orchestrator.model import Attempt, Checkpoint, Job
+from freegpu.orchestrator.views import Generation, LogChunk
 
 #: a segment that cannot be read after so many looks is reported as torn, and passed over
 LOOKS = 20
+
+_MANIFEST = re.compile(r"(\d+)-(\d+)\.json")
 
 
 def log_chunks(
@@ -115,7 +121,7 @@ def bring(
     Returns (paths, bytes). ConfigError: a file there differs and `force` is not set, or the folder
     cannot be written; ChecksumError: the store does not hold what the manifest says.
     """
-    try:
+    with _explained(into, "the results are incomplete", "`freegpu retry` makes the result anew"):
         manifest = read_manifest(store, key, digest)
         if manifest is None:
             raise ChecksumError(
@@ -135,19 +141,150 @@ def bring(
                 if target.is_dir() and not target.is_symlink():
                     shutil.rmtree(target)
                 os.replace(fresh / path, target)
+    return paths, manifest.size
+
+
+def generations(ledger: Ledger, store: Store, job: str) -> tuple[Generation, ...]:
+    """Every checkpoint that the ledger or the store knows of, newest first. SharedStoreError.
+
+    Agents delete confirmed ones beyond `checkpoint.keep` before `gc` lets the ledger forget them: what has no
+    manifest in the store any more is deleted.
+    """
+    attempts = {attempt.epoch: attempt for attempt in ledger.attempts(job=job)}
+    bases = {
+        (a.base_epoch, a.base_generation)
+        for a in attempts.values()
+        if a.state is not AttemptState.ENDED
+    }
+    found = []
+    try:
+        there = set(store.list(wire.checkpoint_prefix(job)))
+        for row in ledger.checkpoints(job):
+            # a listing may lack what is there
+            known = row.key in there or store.stat(row.key) is not None
+            there.discard(row.key)
+            state = "base" if (row.epoch, row.generation) in bases else "confirmed"
+            found.append(
+                _generation(
+                    attempts.get(row.epoch),
+                    epoch=row.epoch,
+                    generation=row.generation,
+                    step=row.step,
+                    size=row.size,
+                    sent=row.sent,
+                    at=row.confirmed_at,
+                    state=state if known else "deleted",
+                    confirmed_by=row.confirmed_by,
+                )
+            )
+        for key in there:
+            numbers = _MANIFEST.fullmatch(key.rpartition("/")[2])
+            if numbers:
+                found.append(_unconfirmed(store, key, attempts, *map(int, numbers.groups())))
+    except StoreError as error:
+        raise SharedStoreError(str(error), hint="run `freegpu doctor`") from error
+    return tuple(sorted(found, key=lambda g: (g.epoch, g.generation), reverse=True))
+
+
+def _generation(attempt: Attempt | None, **fields: Any) -> Generation:
+    return Generation(
+        name=f"{fields['epoch']}-{fields['generation']}",
+        attempt=attempt.id if attempt else "",
+        number=attempt.number if attempt else 0,
+        platform=attempt.platform if attempt else "",
+        **fields,
+    )
+
+
+def _unconfirmed(
+    store: Store, key: str, attempts: Mapping[int, Attempt], epoch: int, generation: int
+) -> Generation:
+    """What its own manifest says; nobody has verified it, so it may also be torn."""
+    manifest = at = None
+    with contextlib.suppress(wire.Unreadable, ObjectMissing, TypeError, ValueError, OverflowError):
+        data = store.get(key)
+        manifest = wire.Manifest.from_bytes(data, wire.sha256(data))
+        at = datetime.fromtimestamp(manifest.created, UTC)
+    return _generation(
+        attempts.get(epoch),
+        epoch=epoch,
+        generation=generation,
+        step=manifest.step if manifest else None,
+        size=manifest.size if manifest else None,
+        sent=None,
+        at=at,
+        state="unconfirmed",
+        confirmed_by="",
+    )
+
+
+def choose_checkpoint(job: Job, checkpoints: Sequence[Checkpoint], which: str) -> Checkpoint:
+    """The confirmed checkpoint that is meant: "latest", a generation, or epoch and generation ("2-14").
+
+    A generation alone is the newest attempt's that has one of this number. NotReadyError: there is none.
+    """
+    if which == "latest":
+        if job.checkpoint is None:
+            raise NotReadyError(
+                f"{job.name} ({job.id}) has no confirmed checkpoint yet",
+                hint=f"`freegpu checkpoints {job.id}` lists what there is",
+            )
+        return job.checkpoint
+    numbers = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})", which)
+    for row in checkpoints if numbers else ():
+        epoch, generation = numbers.groups() if numbers else ("", "")
+        if row.generation == int(generation) and (not epoch or row.epoch == int(epoch)):
+            return row
+    raise NotReadyError(
+        f"{job.name} ({job.id}) has no confirmed checkpoint {which!r}",
+        hint=f"`freegpu checkpoints {job.id}` lists them; `latest` is the newest",
+    )
+
+
+def bring_checkpoint(
+    store: Store, chosen: Checkpoint, into: Path, *, force: bool
+) -> tuple[tuple[str, ...], int]:
+    """Make a folder hold a checkpoint's files, replaced when all of it is verified and untouched until then.
+
+    Returns (paths, bytes). ConfigError: the folder holds something and `force` is not set, or cannot be written;
+    ChecksumError: the store does not hold (any more) what the manifest says.
+    """
+    if into.is_dir() and any(into.iterdir()) and not force:
+        raise ConfigError(
+            f"{into} is there already and not empty",
+            hint="name another folder, or use --force to replace all that is in it",
+        )
+    if into.resolve() in (Path.cwd(), Path.home(), *Path.cwd().parents):
+        raise ConfigError(
+            f"{into} would be replaced as a whole, and you are in it", hint="name a folder below"
+        )
+    name = f"checkpoint {chosen.epoch}-{chosen.generation}"
+    with _explained(into, f"{name} is incomplete", "`freegpu checkpoints` shows what there is"):
+        manifest = read_manifest(store, chosen.key, chosen.sha256)
+        if manifest is None:
+            raise ChecksumError(
+                f"{name} is not in the store any more, or damaged",
+                hint="agents keep the newest `checkpoint.keep` confirmed ones",
+            )
+        into.parent.mkdir(parents=True, exist_ok=True)
+        transfer.download(store, manifest, into)
+    return tuple(file.path for file in manifest.files), manifest.size
+
+
+@contextlib.contextmanager
+def _explained(into: Path, incomplete: str, hint: str) -> Iterator[None]:
+    try:
+        yield
     except wire.Unreadable as error:
-        raise ChecksumError(str(error), hint="`freegpu retry` makes the result anew") from error
+        raise ChecksumError(str(error), hint=hint) from error
     except ObjectMissing as error:
-        raise ChecksumError(
-            f"the results are incomplete: {error}", hint="run `freegpu doctor`"
-        ) from error
+        raise ChecksumError(f"{incomplete}: {error}", hint="run `freegpu doctor`") from error
     except StoreError as error:
         raise SharedStoreError(str(error), hint="run `freegpu doctor`") from error
     except OSError as error:
         raise ConfigError(
             f"{into} cannot be written ({error.strerror or error})", hint="name another folder"
         ) from error
-    return paths, manifest.size
 
 
 def _refuse_changed(fresh: Path, into: Path, paths: tuple[str, ...]) -> None:

@@ -41,6 +41,8 @@ CHECKPOINT_COLUMNS = (
     "step",
     "size",
     "confirmed_at",
+    "sent",
+    "confirmed_by",
 )
 
 _OFFER_FIELDS = frozenset(field.name for field in fields(Offer))
@@ -143,6 +145,8 @@ def checkpoint(row: Row) -> Checkpoint:
         step=row["step"],
         size=row["size"],
         confirmed_at=sure(row["confirmed_at"]),
+        sent=row["sent"],
+        confirmed_by=row["confirmed_by"],
     )
 
 

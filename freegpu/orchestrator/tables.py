@@ -160,6 +160,8 @@ class CheckpointRow(SQLModel, table=True):
     step: int | None = None
     size: int
     confirmed_at: datetime = _utc()
+    sent: int | None = None
+    confirmed_by: str
 
 
 class EntryRow(SQLModel, table=True):

@@ -239,6 +239,41 @@ class Pulled:
     size: int
     into: Path
     partial: bool
+    #: epoch and generation of the checkpoint that was brought; "": the outputs were
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """A checkpoint of a job, as far as the ledger and the store know it now."""
+
+    #: epoch and generation: "2-14"
+    name: str
+    attempt: str
+    #: of the attempt: 1 is the job's first
+    number: int
+    platform: str
+    epoch: int
+    generation: int
+    #: None: the job did not report one, or the manifest cannot be read yet
+    step: int | None
+    size: int | None
+    #: bytes that were put for it; None: not known
+    sent: int | None
+    #: confirmed, or if it is not, written by its agent; None: not known
+    at: datetime | None
+    #: unconfirmed, confirmed, base (an open attempt starts from it) or deleted
+    state: str
+    #: orchestrator or store: whose digests were compared; "": nobody's yet
+    confirmed_by: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generations:
+    """All checkpoints of a job, newest first."""
+
+    job: JobView
+    checkpoints: tuple[Generation, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

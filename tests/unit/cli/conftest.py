@@ -78,18 +78,18 @@ SPEC = JobSpec(
 )
 
 
-def generation(number: int, state: str, **changes: Any) -> Generation:
+def generation(index: int, state: str, **changes: Any) -> Generation:
     fields: dict[str, Any] = {
-        "name": f"1-{number}",
+        "name": f"1-{index}",
         "attempt": "k3x9f2-1",
         "number": 1,
         "platform": "swift",
         "epoch": 1,
-        "generation": number,
-        "step": 275 * number,
+        "generation": index,
+        "step": 275 * index,
         "size": 52_428_800,
         "sent": 600_000,
-        "at": NOW - timedelta(minutes=15 - 3 * number),
+        "at": NOW - timedelta(minutes=15 - 3 * index),
         "state": state,
         "confirmed_by": "orchestrator",
     }

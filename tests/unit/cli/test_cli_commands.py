@@ -37,6 +37,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("status", ["status"]),
         ("show", ["show", "k3x9f2"]),
         ("why", ["why", "k3x9f2"]),
+        ("checkpoints", ["checkpoints", "k3x9f2"]),
         ("submit-dry-run", ["submit", "job.yaml", "--dry-run"]),
     ],
 )
@@ -212,6 +213,32 @@ def test_a_name_with_newlines_stays_on_its_line(shell: Callable[..., Any], fake:
     assert out.count("\n") == 2
     assert "\x1b" not in out
     assert "evil\\n\\x1b[2Jname 训练" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        (["out", "--checkpoint"], (Path("out"), "latest", False)),
+        (["--checkpoint", "2-1", "out"], (Path("out"), "2-1", False)),
+        (["--force", "--checkpoint"], (None, "latest", True)),
+    ],
+)
+def test_pull_brings_the_checkpoint_that_is_named(
+    line: list[str], asked: tuple[Any, ...], shell: Callable[..., Any], fake: Any
+) -> None:
+    """Without a name the newest one; stdout lists the files, stderr says which one it was."""
+    answer = shell("pull", "k3", *line)
+    assert ("pull_checkpoint", "k3", *asked) in fake.asked
+    assert answer.out.splitlines()[0].endswith("checkpoint-9/model.safetensors")
+    assert "checkpoint 1-4 of attempt k3x9f2-1" in answer.err
+
+
+def test_a_job_without_checkpoints_says_so(shell: Callable[..., Any], fake: Any) -> None:
+    """An empty table would look like a failure."""
+    fake.answers["checkpoints"] = dataclasses.replace(fake.checkpoints("k3"), checkpoints=())
+    answer = shell("checkpoints", "k3")
+    assert answer.out == ""
+    assert "mnist (k3x9f2) has no checkpoints yet" in answer.err
 
 
 def test_pull_goes_into_a_folder_named_after_the_job(shell: Callable[..., Any], fake: Any) -> None:

@@ -30,6 +30,7 @@ LINES: dict[str, tuple[list[str], str]] = {
     "retry": (["retry", "k3"], "retry"),
     "interrupt": (["interrupt", "k3"], "interrupt"),
     "pull": (["pull", "k3", "out"], "pull"),
+    "checkpoints": (["checkpoints", "k3"], "checkpoints"),
     "status": (["status"], "status"),
     "jobs": (["jobs"], "jobs"),
     "show": (["show", "k3"], "show"),
