@@ -88,7 +88,7 @@ try:
     person.refresh(google.auth.transport.requests.Request())
     token = person.token
 except Exception as error:  # whatever the person or the page answered
-    raise Stop(f"freegpu: Colab gave no access to Google Drive: {{error}}; run the cell again and allow it")"""
+    raise Stop(f"freegpu: Colab gave no access to Google Drive: {error}; run the cell again and allow it")"""
 #: access by the OAuth client that `freegpu connect drive` signed in with
 _GRANTED = """\
 {secret}

@@ -37,8 +37,11 @@ _STAND_IN = {
     "auth": """
 import json, os
 def authenticate_user(clear_output=True):
+    import google.oauth2.credentials
     with open(os.environ["STAND_IN"] + "/authenticated", "w"): pass
-    os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = os.environ["STAND_IN"] + "/adc.json"
+    person = os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = os.environ["STAND_IN"] + "/adc.json"
+    # google-auth sends a person's refresh token to this address alone, whatever the file says
+    with open(person) as file: google.oauth2.credentials._GOOGLE_OAUTH2_TOKEN_ENDPOINT = json.load(file)["token_uri"]
 """,
     "drive": """
 import os

@@ -351,13 +351,25 @@ def body(platform: str, store: str, world: World) -> tuple[Cell, dict[str, Any]]
         ("paperspace-folder", "paperspace", "folder:/storage/freegpu"),
         ("kaggle-s3", "kaggle", "s3://box/free?endpoint=https://s3.example.org&region=auto"),
         ("colab-s3", "colab", "s3://box/free?endpoint=https://s3.example.org&region=auto"),
+        ("colab-drive", "colab", "drive:freegpu"),
+        ("saturn-drive", "saturn", "drive:freegpu"),
     ],
 )
 def test_the_text_of_a_cell_is_the_golden_one(
-    world: World, name: str, platform: str, store: str
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str, platform: str, store: str
 ) -> None:
     """What a person reads before running it. UPDATE_GOLDEN=1 writes it anew; read the difference."""
+    grant = {
+        "client_id": "app",
+        "client_secret": "GOCSPX-canary",
+        "refresh_token": "1//canary",
+        "token_uri": "https://oauth2.googleapis.com/token",
+        "scope": cells.FULL_DRIVE,
+    }
+    monkeypatch.setenv("FREEGPU_DRIVE", json.dumps(grant))
     cell, told = body(platform, store, world)
+    if store.startswith("drive:"):  # the file's address is asked of the real Drive
+        told["url"] = "https://www.googleapis.com/drive/v3/files/ID?alt=media"
     text = cell_text.text(told, version="0.0.0")
     compile(text, name, "exec", flags=ast.PyCF_ONLY_AST)
     ast.parse(text, feature_version=(3, 9))
@@ -369,6 +381,7 @@ def test_the_text_of_a_cell_is_the_golden_one(
     public = platform == "paperspace"
     assert (wire.cell_key(KEY, cell.id).hex() in text) is not public
     assert KEY.hex() not in text
+    assert "canary" not in text
 
 
 @pytest.mark.parametrize("kind", attended.kinds())
