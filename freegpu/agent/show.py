@@ -61,7 +61,8 @@ class Show:
         return " · ".join(found)
 
     def _job(self, slot: Mapping[str, Any], uptime: float, *, bar: bool = True) -> List[str]:
-        progress = {k: v for k, v in (slot.get("progress") or {}).items() if _is_number(v)}
+        told = {k: _number(v) for k, v in (slot.get("progress") or {}).items()}
+        progress = {k: v for k, v in told.items() if v is not None}
         words = [
             f"{slot.get('name') or slot.get('job')} (attempt {slot.get('number')}) {slot.get('phase')}"
         ]
@@ -127,17 +128,17 @@ def _queue(view: Mapping[str, Any]) -> str:
 
 def share(progress: Optional[Mapping[str, Any]]) -> Optional[float]:
     """How much of it is done, 0 to 1; None: it does not say."""
-    step, total = (progress or {}).get("step"), (progress or {}).get("total")
-    if not _is_number(step) or not _is_number(total) or total <= 0:
+    told = progress or {}
+    step, total = _number(told.get("step")), _number(told.get("total"))
+    if step is None or total is None or total <= 0:
         return None
     return min(1.0, max(0.0, step / total))
 
 
-def _is_number(value: Any) -> bool:
-    """One that can be shown: jobs print NaN, infinities and anything else."""
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 <= value <= 1e300
-    )
+def _number(value: Any) -> Optional[float]:
+    """None unless it can be shown: jobs print NaN, infinities and anything else."""
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if fits and -1e300 <= value <= 1e300 else None
 
 
 def span(seconds: float) -> str:
