@@ -70,6 +70,7 @@ def _run(cell: Mapping[str, Any], agent: Path) -> str:
         print(note)
     box, found, token, key = _opened(cell)
     work = Path(tempfile.mkdtemp(prefix="freegpu-session-"))
+    child = None
     try:
         keeper = _TokenFile(work / "token.json", token) if token else None
         access = Access(secrets=found, token=keeper.read if keeper else None)
@@ -106,7 +107,10 @@ def _run(cell: Mapping[str, Any], agent: Path) -> str:
                 child.stdin.close()  # whatever took us out of here: the agent saves and leaves
         print(_farewell(end, _read(work / VIEW)))
     finally:
-        _sweep(work)
+        if (
+            child is None or child.poll() is not None
+        ):  # else it is still saving, and needs its token for that
+            _sweep(work)
     if cell["release"] and not asked and end in ("idle", "drained", "bye", "limit"):
         _give_back(box)
     return end

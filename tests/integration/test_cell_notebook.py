@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -209,6 +210,35 @@ def test_stopping_the_cell_saves_and_the_job_goes_on_elsewhere(tmp_path: Path, h
         until(lambda: home.job(job).state == "succeeded", 40)
     assert home.attempts(job) == [("colab", "session_expired"), ("local", "completed")]
     assert (home.pull(job) / "result.bin").read_bytes() == result(40)
+
+
+def test_stopping_twice_leaves_at_once_and_leaves_nothing_running(
+    tmp_path: Path, home: Home
+) -> None:
+    """A job that does not listen and has a minute to save: the second Ctrl-C does not wait for it, and it is gone."""
+    script, alive = tmp_path / "cell.py", tmp_path / "alive"
+    script.write_text(home.cell("jupyter").text)
+    deaf = f"trap '' TERM; while :; do date +%N > {alive}; sleep 0.1; done"
+    home.submit("deaf", deaf, "jupyter", "  checkpoint: {grace: 60s}\n")
+    with home.up():
+        cell = subprocess.Popen(
+            [sys.executable, "-u", str(script)], stdout=subprocess.PIPE, text=True
+        )
+        assert cell.stdout is not None
+        until(alive.exists, 30)
+        cell.send_signal(signal.SIGINT)
+        while "saving, then leaving" not in cell.stdout.readline():
+            assert cell.poll() is None
+        time.sleep(0.5)
+        assert cell.poll() is None, "it has a minute"
+        cell.send_signal(signal.SIGINT)
+        said = cell.stdout.read()
+        assert cell.wait(20) == 0
+        cell.stdout.close()
+    assert "freegpu: stopped at once" in said
+    last = alive.read_text()
+    time.sleep(0.5)
+    assert alive.read_text() == last, "the job still runs"
 
 
 def test_two_notebooks_with_one_cell_share_the_work(tmp_path: Path, home: Home) -> None:
