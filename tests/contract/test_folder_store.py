@@ -72,6 +72,19 @@ def store(tmp_path: Path) -> FolderStore:
     return made
 
 
+def test_a_local_disk_that_is_full_is_not_blamed_on_the_store(store: FolderStore) -> None:
+    """`the store is full` would send a person to the wrong place; the same holds for a folder that is not there."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    store.put("blobs/x", b"x" * 100)
+    with pytest.raises(OSError, match="No space left"):
+        store.fetch("blobs/x", "/dev/full")
+    with pytest.raises(FileNotFoundError):
+        store.fetch("blobs/x", "/nowhere/at/all")
+    with pytest.raises(ObjectMissing):
+        store.fetch("blobs/y", "/dev/full")
+
+
 def test_the_marker_itself_does_not_bring_back_a_root_that_is_gone(tmp_path: Path) -> None:
     """Marking a store is the orchestrator's first write, and it makes no folder either."""
     store = FolderStore(tmp_path / "nowhere")

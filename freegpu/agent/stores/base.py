@@ -101,7 +101,7 @@ class Store(Protocol):
         ...
 
     def fetch(self, key: str, into: "os.PathLike[str]") -> Tuple[int, str]:
-        """Write an object to a local file; returns (size, SHA-256) of what was read."""
+        """Write an object to a local file; returns (size, SHA-256) of what was read. OSError: the file's disk."""
         ...
 
     def put(self, key: str, source: Source) -> None:

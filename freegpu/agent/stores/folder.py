@@ -72,12 +72,15 @@ class FolderStore:
 
     def fetch(self, key: str, into: "os.PathLike[str]") -> Tuple[int, str]:
         digest, size = hashlib.sha256(), 0
-        with (
-            _translated(self.root, key),
-            open(self.root / check_key(key), "rb") as source,
-            open(into, "wb") as target,
-        ):
-            for chunk in iter(lambda: source.read(_CHUNK), b""):
+        with _translated(self.root, key):
+            source = open(self.root / check_key(key), "rb")  # noqa: SIM115 - closed below
+        # a local disk that is full is no fault of the store's: that is an OSError
+        with source, open(into, "wb") as target:
+            while True:
+                with _translated(self.root, key):
+                    chunk = source.read(_CHUNK)
+                if not chunk:
+                    break
                 digest.update(chunk)
                 size += len(chunk)
                 target.write(chunk)
