@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import random
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
@@ -14,7 +17,7 @@ import pytest
 from freegpu.agent.clock import SystemClock
 from freegpu.agent.stores import Access, s3, s3_download, s3_upload
 from freegpu.agent.stores.base import ObjectMissing, Properties, StoreError, StoreFull, StoreGone
-from freegpu.agent.stores.http import Http
+from freegpu.agent.stores.http import Http, Reply
 from freegpu.agent.stores.s3 import S3Store
 from tests.servers.gate import Asked, Fault, Gate, answer
 from tests.servers.s3 import SECRETS, S3Server
@@ -269,9 +272,60 @@ def test_a_server_without_conditions_is_written_to_without_and_asked_only_once(
     assert store.put_new("jobs/x", b"1") is True
     assert store.put_new("jobs/x", b"2") is False
     assert store.put_new("jobs/y", b"3") is True
-    assert place.count("PUT") == 3
+    assert place.count("PUT") == 4  # two to find out
     with pytest.raises(StoreError, match="NotImplemented"):
         place.open(GOOD).put_new("jobs/z", b"4")
+
+
+def test_the_headers_that_backblaze_refuses_are_done_without(place: Place, tmp_path: Path) -> None:
+    """Its words, as public reports quote them: 400 for anything about checksums, 501 for conditions."""
+    message = b"<Error><Code>InvalidArgument</Code><Message>Unsupported header 'x-amz-checksum-sha256' received for this API call.</Message></Error>"
+
+    def rule(asked: Asked) -> Fault | None:
+        if "x-amz-checksum" in asked.head.lower():
+            return Fault(answer=answer(400, body=message if asked.method != "HEAD" else b""))
+        if asked.header("if-none-match"):
+            return Fault(answer=answer(501, "NotImplemented"))
+        return None
+
+    place.gate.rule = rule
+    store = place.open(known=None)
+    for size in (1000, len(LARGE)):
+        data = LARGE[:size]
+        store.put(f"jobs/{size}", data)
+        assert store.put_new(f"jobs/new-{size}", data) is True
+        assert store.put_new(f"jobs/new-{size}", data) is False
+        stat = store.stat(f"jobs/{size}", digest=True)
+        assert stat is not None
+        assert stat.sha256 == hashlib.sha256(data).hexdigest()
+        assert store.fetch(f"jobs/new-{size}", tmp_path / "x") == (size, stat.sha256)
+    assert store.digests_by_server is False
+    assert len(store.list("")) == 4
+
+
+@pytest.mark.parametrize("known", [GOOD, None], ids=["known", "unprobed"])
+@pytest.mark.parametrize("size", [1000, len(LARGE)], ids=["small", "large"])
+def test_without_metadata_a_lost_answer_is_told_from_another_s_object_by_its_bytes(
+    place: Place, known: Properties | None, size: int
+) -> None:
+    """Hugging Face's buckets keep none. Without a lost answer the same bytes are still another's object."""
+    place.gate.hide = "x-amz-meta-freegpu"
+    data, kind = LARGE[:size], put if size == 1000 else completion
+    place.gate.once(kind, Fault(lose_answer=True))
+    assert place.open(known).put_new("jobs/x", data) is True
+    assert place.open(known).put_new("jobs/x", data) is False
+    other = bytes(reversed(data))
+    swap = Fault(before=lambda: place.overwrite("jobs/y", other), lose_answer=True)
+    place.gate.once(kind, swap)
+    assert place.open(known).put_new("jobs/y", data) is False
+    assert place.really("jobs/y") == other
+
+
+def test_a_large_object_is_looked_for_even_where_conditions_are_known_to_hold(place: Place) -> None:
+    """A probe tries small ones, and Hugging Face's buckets mind the condition of a PUT but not of a completion."""
+    place.overwrite("jobs/x", b"1")
+    assert place.open(GOOD).put_new("jobs/x", LARGE) is False
+    assert place.count("POST") == 0
 
 
 # --- downloads ------------------------------------------------------------------------------------------
@@ -366,6 +420,97 @@ def test_ranges_that_are_not_those_asked_for_are_refused(place: Place, tmp_path:
         with pytest.raises(StoreError, match=r"another range|how large"):
             store.get("jobs/x", 3, 7)
     assert store.get("jobs/x", 3, 7) == b"3456"
+
+
+class Cdn:
+    """Where a server keeps its bytes: another address, with ranges, and tags of its own."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        self.refuse = False
+        cdn = self
+
+        class Answer(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                cdn.seen.append(
+                    (self.path, {name.lower(): told for name, told in self.headers.items()})
+                )
+                data = cdn.objects[self.path.partition("?")[0]]
+                found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "bytes=0-"))
+                assert found
+                start, end = int(found[1]), min(int(found[2] or len(data)), len(data) - 1)
+                body = data[start : end + 1]
+                self.send_response(403 if cdn.refuse else 206)
+                self.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
+                self.send_header("ETag", f'"cdn-{hashlib.sha256(data).hexdigest()[:8]}"')
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def rule(self, asked: Asked) -> Fault | None:
+        if not get(asked):
+            return None
+        link = f"http://127.0.0.1:{self._server.server_port}/xet{asked.target.partition('?')[0]}"
+        head = f"Location: {link}?X-Signature=hunter2\r\n"
+        return Fault(answer=answer(302, headers=head))
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_downloads_that_are_sent_on_to_a_cdn_arrive_without_our_credentials(
+    place: Place, tmp_path: Path
+) -> None:
+    """As Hugging Face does it: every read works, and what goes there is the range and nothing else of ours."""
+    cdn = Cdn()
+    try:
+        store = place.open(known=None)
+        store.put("jobs/x", LARGE)
+        cdn.objects[f"/xet/{place.bucket}/p/jobs/x"] = LARGE
+        place.gate.rule = cdn.rule
+        wanted = hashlib.sha256(LARGE).hexdigest()
+        assert store.get("jobs/x", 5, 1000) == LARGE[5:1000]
+        assert store.get("jobs/x") == LARGE
+        assert store.fetch("jobs/x", tmp_path / "x") == (len(LARGE), wanted)
+        assert (tmp_path / "x").read_bytes() == LARGE
+        stat = store.stat("jobs/x", digest=True)
+        assert stat is not None
+        assert stat.sha256 == wanted
+        assert len(cdn.seen) >= 8
+        assert {name for _, told in cdn.seen for name in told} <= {"host", "range"}
+        cdn.refuse = True
+        with pytest.raises(
+            StoreError, match=r"where 127\.0\.0\.1:\d+ keeps it, answered 403"
+        ) as caught:
+            store.get("jobs/x")
+        assert caught.value.transient
+        assert "hunter2" not in f"{caught.value}{caught.value.__cause__}{caught.value.__context__}"
+    finally:
+        cdn.close()
+
+
+def test_a_download_never_leaves_tls(place: Place) -> None:
+    """A link from a secure server to a plain one is not followed; nor is a region's redirect."""
+    store = S3Store("//bucket/p?endpoint=https://h.example", Access(SECRETS))
+    for reply in (
+        Reply(302, {"location": f"{place.gate.endpoint}/x"}, b""),
+        Reply(302, {"location": "file:///etc/passwd"}, b""),
+        Reply(302, {}, b""),
+        Reply(307, {"location": "https://h/x"}, b"<Error><Code>TemporaryRedirect</Code></Error>"),
+    ):
+        with pytest.raises(StoreError, match="is elsewhere"):
+            store._elsewhere(reply, {}, (200,), None)
+    assert place.gate.asked == []
 
 
 # --- servers that are busy, full, elsewhere, or no S3 ----------------------------------------------------

@@ -76,6 +76,8 @@ class Reply:
     body: bytes = field(repr=False)
     #: how many times the request was sent until this came
     tries: int = 1
+    #: it came from another server, where the first one had sent us; set by who went there
+    moved: bool = False
 
 
 class Refused(StoreError):  # noqa: N818 - reads as what happened

@@ -17,8 +17,9 @@ import contextlib
 import hashlib
 import os
 import secrets
-from typing import Callable, Container, Dict, List, Mapping, Optional, Tuple
-from urllib.parse import unquote, urlsplit
+from dataclasses import replace
+from typing import Callable, Container, Dict, List, Mapping, Optional, Set, Tuple
+from urllib.parse import unquote, urljoin, urlsplit
 
 from freegpu.agent.clock import Clock, SystemClock
 from freegpu.agent.stores import sigv4
@@ -50,6 +51,7 @@ _POLL_S = 5.0
 _RESTARTS = 4
 _MARK = "x-amz-meta-freegpu"
 _SUM = "x-amz-checksum-sha256"
+_CONDITION = "If-None-Match"
 
 
 class S3Store:
@@ -73,8 +75,8 @@ class S3Store:
         self._key: Optional[sigv4.AccessKey] = None
         self._seen: Optional[float] = None
         self._digests: Optional[bool] = None
-        #: what servers call "not implemented" is not sent a second time
-        self._plain = False
+        #: headers that this server does not implement: B2 has neither checksums nor conditions
+        self._unknown: Set[str] = set()
 
     @property
     def properties(self) -> Properties:
@@ -123,7 +125,7 @@ class S3Store:
     def stat(self, key: str, digest: bool = False) -> Optional[Stat]:
         check_key(key)
         for _ in range(_RESTARTS):
-            head = self._head(key)
+            head = self._head(key, digest=digest and self.properties.server_digest)
             if head is None:
                 self._look_for_bucket()
                 return None
@@ -161,11 +163,11 @@ class S3Store:
         """
         swept, query = 0, {"uploads": "", "prefix": self._prefix}
         while True:
-            reply = self._ask("GET", query=query, ok=(200, 404, 501))
+            reply = self._ask("GET", query=query, ok=(200, 400, 404, 405, 501))
             if reply.status != 200:
                 if code_of(reply) == "NoSuchBucket":
                     raise self._explained(reply)
-                return swept  # rclone's server keeps no such list, and nothing to sweep either
+                return swept  # some servers show no such list
             now, page = moment_of(reply, self._clock.time()), parsed(reply, self.host)
             for upload in (part for part in page if tag(part) == "Upload"):
                 told = {tag(part): part.text or "" for part in upload}
@@ -202,10 +204,12 @@ class S3Store:
             if refused.status == 200:
                 return False
             self.put(key, data)
-            head = self._head(key)
+            head = self._head(key, digest=True)
             told = self._told_digest(head) if head else None
             return told == hashlib.sha256(data).hexdigest()
-        except Refused:
+        except StoreGone:
+            raise
+        except StoreError:
             return False
         finally:
             self.delete(key)
@@ -215,10 +219,11 @@ class S3Store:
 
     # --- reading, in detail -----------------------------------------------------------------------------
 
-    def _head(self, key: str) -> Optional[Mapping[str, str]]:
+    def _head(self, key: str, *, digest: bool = False) -> Optional[Mapping[str, str]]:
         """The object's headers; None: it is not there, or its bucket is not."""
         try:
-            return self._ask("HEAD", key, headers={"x-amz-checksum-mode": "ENABLED"}).headers
+            wish = {"x-amz-checksum-mode": "ENABLED"} if digest else {}
+            return self._ask("HEAD", key, headers=wish).headers
         except ObjectMissing:
             return None
 
@@ -242,52 +247,65 @@ class S3Store:
         mark = {_MARK: secrets.token_hex(8)}
         if size > SINGLE:
             upload = Upload(self._ask, key, source, size, self._tell)
-            reply = self._conditional(
-                lambda extra: upload.run(mark, extra), {"If-None-Match": "*"} if new else {}
+            if new and self._head(key) is not None:
+                return False  # not every server minds the condition of a completion
+            reply = self._wished(
+                lambda extra: upload.run(mark, extra), {_CONDITION: "*"} if new else {}
             )
             if code_of(reply) not in ("", "NoSuchUpload", "PreconditionFailed"):
                 raise self._explained(reply, "POST", key)
-            if reply.status == 404 and not self._is_mine(key, mark, None):
+            if reply.status == 200 or self._is_mine(key, mark, reply, upload.sha256):
+                return True
+            if reply.status == 404:
                 message = f"the upload of {key} was lost at {self.host}"
                 raise StoreError(message)
-            return reply.status != 412 or self._is_mine(key, mark, None)
+            return False
         body, sha256 = body_of(source, 0, size)
         wishes = {_SUM: base64.b64encode(bytes.fromhex(sha256)).decode()}
         if new:
-            wishes["If-None-Match"] = "*"
+            wishes[_CONDITION] = "*"
 
         def send(extra: Mapping[str, str]) -> Reply:
             return self._ask(
                 "PUT", key, headers={**mark, **extra}, body=body, sha256=sha256, ok=(200, 412)
             )
 
-        reply = self._conditional(send, wishes)
-        return reply.status == 200 or self._is_mine(key, mark, sha256)
+        reply = self._wished(send, wishes)
+        return reply.status == 200 or self._is_mine(key, mark, reply, lambda: sha256)
 
-    def _conditional(
+    def _wished(
         self, send: Callable[[Mapping[str, str]], Reply], wishes: Mapping[str, str]
     ) -> Reply:
-        """With what the server may not implement; without it, if it says so and nobody relies on it."""
-        if self._plain:
-            return send({})
-        try:
-            return send(wishes)
-        except _NotImplementedThere:
-            if not wishes or self.properties.cas:
-                raise
-            reply = send({})
-            self._plain = True
-            return reply
+        """With headers that the server may not implement; without, if it says so and nobody relies on them."""
+        known = self.properties
+        while True:
+            sent = {name: wishes[name] for name in wishes if name not in self._unknown}
+            try:
+                return send(sent)
+            except _NotImplementedThere:
+                spare = [
+                    name
+                    for name, needed in ((_SUM, known.server_digest), (_CONDITION, known.cas))
+                    if name in sent and not needed
+                ]
+                if not spare:
+                    raise
+                self._unknown.add(spare[0])
 
-    def _is_mine(self, key: str, mark: Mapping[str, str], sha256: Optional[str]) -> bool:
+    def _is_mine(
+        self, key: str, mark: Mapping[str, str], reply: Reply, sha256: Callable[[], str]
+    ) -> bool:
         """Whether what stands there is what this call wrote: its answer may have been lost on the way."""
         head = self._head(key)
         if head is None:
             return False
-        if _MARK in head or not sha256:
-            return head.get(_MARK) == mark[_MARK]
+        if _MARK in head:
+            return head[_MARK] == mark[_MARK]
+        if reply.tries < 2:
+            return False
+        # Hugging Face's buckets keep no metadata; then equal bytes are as good as ours
         stat = self.stat(key, digest=True)
-        return stat is not None and stat.sha256 == sha256
+        return stat is not None and stat.sha256 == sha256()
 
     def _look_for_bucket(self) -> None:
         """StoreGone if there is none. A key that may not ask is taken for an answer: it is told later."""
@@ -321,7 +339,7 @@ class S3Store:
                 lambda: self._signed(method, self._path(key), text, headers or {}, sha256),
                 body,
                 into=into,
-                ok=ok,
+                ok=_Also(ok) if method == "GET" and key else ok,
                 repeat=True,
                 again=means_later,
             )
@@ -330,9 +348,42 @@ class S3Store:
         except StoreGone:
             self._seen = None
             raise
-        if reply.status < 300 and method in ("GET", "HEAD"):
+        if reply.status < 400 and method in ("GET", "HEAD"):
             self._seen = self._clock.monotonic()
-        return reply
+        return (
+            reply
+            if reply.status < 300 or reply.status >= 400
+            else self._elsewhere(reply, headers, ok, into)
+        )
+
+    def _elsewhere(
+        self,
+        reply: Reply,
+        headers: Optional[Mapping[str, str]],
+        ok: Container[int],
+        into: Optional[Sink],
+    ) -> Reply:
+        """The bytes from where the server says that they are: Hugging Face hands out links to its CDN.
+
+        Nothing of ours but the range goes there, and never from TLS to a plain connection.
+        """
+        link = reply.headers.get("location", "")
+        there = urljoin(self._endpoint, link)
+        scheme, host = urlsplit(there).scheme, urlsplit(there).hostname
+        if (
+            code_of(reply)
+            or not link
+            or not host
+            or scheme not in {"https", urlsplit(self._endpoint).scheme}
+        ):
+            raise self._explained(reply)
+        own = {name: value for name, value in (headers or {}).items() if name == "Range"}
+        try:
+            got = self._http.request("GET", there, own, into=into, ok=ok, repeat=True)
+            return replace(got, moved=True)
+        except Refused as error:
+            message = f"{host}, where {self.host} keeps it, answered {error.reply.status}"
+            raise StoreError(message) from None
 
     def _explained(self, reply: Reply, method: str = "", key: str = "") -> StoreError:
         if method == "HEAD" and reply.status in (400, 403):
@@ -350,7 +401,7 @@ class S3Store:
             self._seen = None
         if isinstance(error, ObjectMissing):
             return self._missing(key)
-        if code == "NotImplemented" or reply.status == 501:
+        if code == "NotImplemented" or reply.status == 501 or b"nsupported header" in reply.body:
             return _NotImplementedThere(str(error))
         return error
 
@@ -389,3 +440,13 @@ class _NotImplementedThere(StoreError):  # noqa: N818
     """The server knows the request but not one of its headers."""
 
     transient = False
+
+
+class _Also:
+    """These statuses, and those that send a download on."""
+
+    def __init__(self, ok: Container[int]) -> None:
+        self._ok = ok
+
+    def __contains__(self, status: object) -> bool:
+        return status in (302, 303, 307) or status in self._ok

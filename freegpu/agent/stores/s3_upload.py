@@ -108,6 +108,10 @@ class Upload:
                 with contextlib.suppress(StoreError):
                     self._ask("DELETE", self._key, identity, ok=(200, 204, 404))
 
+    def sha256(self) -> str:
+        """The whole object's digest."""
+        return body_of(self._source, 0, self._size)[1]
+
     def _send(self, identity: Mapping[str, str]) -> List[str]:
         tags = [""] * len(self._pieces)
         sent = 0
