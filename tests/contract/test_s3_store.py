@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from freegpu.agent.clock import SystemClock
-from freegpu.agent.stores import Access, open_store
+from freegpu.agent.stores import Access, open_store, s3, s3_upload
 from freegpu.agent.stores.base import ObjectMissing, Properties, StoreError, StoreGone
 from freegpu.agent.stores.http import Http
 from freegpu.agent.stores.s3 import S3Store
+from freegpu.testing.clock import ManualClock
 from freegpu.testing.suites import StoreSuite
 from freegpu.testing.suites.store import Shelf
 from tests.servers.gate import Gate
@@ -279,6 +280,23 @@ def test_progress_of_a_large_object_is_told_both_ways(
     assert told == sorted(told)
     assert len(told) > 3
     assert told[-1] == ("jobs/large", size, size)
+
+
+def test_the_bandwidth_that_was_asked_for_holds_for_all_parts_together(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 MB in parts that threads send, at 1 MB a second: 20 seconds of the store's clock."""
+    monkeypatch.setattr(s3, "SINGLE", 1 << 20)
+    monkeypatch.setattr(s3_upload, "PART", 5 << 20)
+    moto_server.client().create_bucket(Bucket="slowly")
+    clock, data = ManualClock(), random.Random(4).randbytes(20_000_000)
+    url = moto_server.url("slowly").partition(":")[2]
+    store = S3Store(url, Access(SECRETS, bandwidth=1e6), clock=clock)
+    store.put("jobs/x", data)
+    # threads that sleep on this clock at once each move it: never shorter than the bytes need
+    assert sum(clock.slept) == pytest.approx(clock.monotonic())
+    assert clock.monotonic() >= 19.5
+    assert store.get("jobs/x") == data
 
 
 def test_sweep_aborts_old_uploads_of_this_store_only(seaweed_server: S3Server, bucket: str) -> None:
