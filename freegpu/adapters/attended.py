@@ -11,7 +11,6 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,7 +62,7 @@ class Facts:
 
 @functools.cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files(__package__).joinpath("attended.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("attended.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, Any]] = json.loads(text)
     return found
 
