@@ -179,6 +179,15 @@ def _platforms(workspace: Workspace, only: str | None) -> Iterator[Check]:
             yield Check(name=name, ok=False, detail=error.message, hint=error.hint)
             continue
         cards = ", ".join(f"{o.card} x{o.count}" if o.count > 1 else o.card for o in offers)
+        if adapter.capabilities.attended:
+            yield Check(
+                name=name,
+                ok=None,
+                detail=f"account {adapter.account}; usually {cards or 'whatever the machine has'};"
+                " a person starts its sessions",
+                hint=f"`freegpu cell {name}` makes the cell to run there",
+            )
+            continue
         yield Check(
             name=name,
             ok=True if offers else None,
