@@ -184,7 +184,8 @@ def take(
     for path, mark in chosen.items():
         if path in seen._last and seen._last[path][2] == mark[2] and seen._last[path] != mark:
             seen._rewritten.add(_steady(path))
-    copied = {path for path in chosen if not _written_once(path, chosen[path], seen)}
+    # when nobody writes any more, everything may be linked
+    copied = {p for p in chosen if not (ended or _written_once(p, chosen[p], seen))}
     if not _room(stage, sum(core[p].st_size for p in copied), spare=not ended):
         # better a link that may prove void than nothing
         copied = {path for path in copied if _steady(path) in seen._rewritten}

@@ -78,11 +78,11 @@ def test_a_local_disk_that_is_full_is_not_blamed_on_the_store(store: FolderStore
         pytest.skip("needs /dev/full")
     store.put("blobs/x", b"x" * 100)
     with pytest.raises(OSError, match="No space left"):
-        store.fetch("blobs/x", "/dev/full")
+        store.fetch("blobs/x", Path("/dev/full"))
     with pytest.raises(FileNotFoundError):
-        store.fetch("blobs/x", "/nowhere/at/all")
+        store.fetch("blobs/x", Path("/nowhere/at/all"))
     with pytest.raises(ObjectMissing):
-        store.fetch("blobs/y", "/dev/full")
+        store.fetch("blobs/y", Path("/dev/full"))
 
 
 def test_the_marker_itself_does_not_bring_back_a_root_that_is_gone(tmp_path: Path) -> None:

@@ -577,6 +577,86 @@ def test_uploads_keep_to_the_bandwidth(tmp_path: Path) -> None:
     ]
 
 
+def test_what_was_sent_is_told(bench: Bench) -> None:
+    """Of the second checkpoint only what is new."""
+    bench.write("frozen.raw", b"f" * 50_000)
+    bench.commit("a.raw", b"1" * 100)
+    bench.commit("a.raw", b"2" * 100)
+    assert [(e["size"], e["sent"], e["stored"]) for e in bench.events] == [
+        (50_100, 50_100, False),
+        (50_100, 100, False),
+    ]
+
+
+def test_a_store_that_computes_digests_confirms_by_itself(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job need not pause while nobody else looks; each object is asked for once, and a wrong one confirms nothing."""
+    asked = []
+    real = bench.store.stat
+
+    def stat(key: str, digest: bool = False) -> Stat | None:
+        asked.append(key)
+        found = real(key, digest)
+        wrong = len(bench.committed) == 1 and "/blobs/" in key
+        return Stat(found.size, "0" * 64) if found and wrong else found
+
+    properties = Properties(True, True, False, None, 0.05, server_digest=True)
+    monkeypatch.setattr(FaultyStore, "properties", properties)
+    monkeypatch.setattr(bench.store, "stat", stat)
+    bench.write("frozen.raw", b"f" * 50_000)
+    bench.commit("a.raw", b"1")
+    assert [event["stored"] for event in bench.events] == [True]
+    assert bench.keeper.unconfirmed == 0
+    assert len(asked) == len(set(asked)) == 2
+    bench.commit("a.raw", b"2")
+    assert [event["stored"] for event in bench.events] == [True, False]
+    assert bench.keeper.unconfirmed == 1
+    bench.commit("a.raw", b"3")
+    assert bench.keeper.unconfirmed == 0
+    assert bench.manifests() == [1, 2, 3], "only the orchestrator's word lets the agent delete"
+
+
+def test_a_checkpoint_for_which_there_is_no_room_is_told_with_the_figures(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once an episode; the job is left alone, and when there is room again it is taken."""
+    bench.commit("last.raw", b"1" * 3_000_000)
+    bench.write("last.raw", b"2" * 3_000_001)
+    usage = shutil._ntuple_diskusage(10_000_000, 6_000_000, 4_000_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage)
+        bench.run(200)
+    assert bench.committed == [1]
+    assert bench.notices == ["checkpoint_no_room"]
+    assert "a copy of 3 MB" in bench.events[-1]["detail"]
+    assert "the 4 MB that are free" in bench.events[-1]["detail"]
+    bench.run(100)
+    assert bench.committed == [1, 2]
+
+
+def test_a_linked_file_that_changes_while_it_is_sent_is_taken_again_as_a_copy(bench: Bench) -> None:
+    """What its name promises does not hold; nothing of the mixture is ever announced."""
+    size = 6_000_000
+
+    def rewrite(deed: str, key: str) -> str | None:
+        if deed == "put_new" and "/blobs/" in key:
+            bench.store.trouble = lambda deed, key: None
+            bench.write("step-1/w.raw", b"2" * size)
+        return None
+
+    bench.write("step-1/w.raw", os.urandom(size))
+    bench.store.trouble = rewrite
+    transfer_most, transfer.MOST = transfer.MOST, 1
+    try:
+        bench.run(100)
+    finally:
+        transfer.MOST = transfer_most
+    assert bench.committed == [1]
+    assert bench.restored(1) == {"step-1/w.raw": b"2" * size}
+    assert bench.keeper._seen._rewritten
+
+
 # --- keeping and deleting ------------------------------------------------------------------------------
 
 

@@ -412,6 +412,163 @@ def test_the_copy_leaves_room_for_the_job_s_next_save(
     assert watched.take(ended=True) is not None
 
 
+# --- linked or copied ---------------------------------------------------------------------------------
+
+
+def linked(taken: Snapshot | None) -> set[str]:
+    assert taken is not None
+    for item in taken.items:
+        assert (item.mark is not None) == (item.source.stat().st_nlink > 1)
+    return {item.path for item in taken.items if item.mark}
+
+
+@pytest.mark.parametrize(
+    ("path", "once"),
+    [
+        ("checkpoint-7/model.raw", True),
+        ("7/default/d/x.raw", True),
+        ("epoch=1-step=100.ckpt.raw", True),
+        ("ckpt_500.raw", True),
+        ("last.raw", False),
+        ("v2.raw", False),
+        ("best/model.raw", False),
+    ],
+)
+def test_what_has_a_step_in_its_name_is_linked_and_the_rest_is_copied(
+    watched: Watched, path: str, once: bool
+) -> None:
+    """Written once, it cannot change under the link; and a log grows for ever, so it is always copied."""
+    watched.write(path, b"1")
+    watched.write(path.rpartition("/")[0] + "/train.log", b"line")
+    assert linked(watched.settled()) == ({path} if once else set())
+
+
+def test_a_linked_file_survives_its_own_rotation(watched: Watched) -> None:
+    """The job keeps one folder and deletes it while it is being sent."""
+    trainer_folder(watched, 1)
+    taken = watched.settled()
+    assert taken is not None
+    shutil.rmtree(watched.folder / "checkpoint-1")
+    assert {item.path: item.source.read_bytes() for item in taken.items}[
+        "checkpoint-1/README.md"
+    ] == b"card"
+
+
+def test_a_file_that_is_replaced_by_renaming_is_linked_from_the_second_time_on(
+    watched: Watched,
+) -> None:
+    """Another inode each time: nobody writes to the one that we hold."""
+    watched.write("last.raw", b"1")
+    assert linked(watched.settled()) == set()
+    os.replace(watched.write("beside.tmp", b"2"), watched.folder / "last.raw")
+    assert linked(watched.settled()) == {"last.raw"}
+
+
+def test_a_file_that_was_overwritten_in_place_is_copied_from_then_on(watched: Watched) -> None:
+    """Whatever its name promises, and whatever the step: its neighbours too."""
+    watched.write("step-1/w.raw", b"1")
+    assert linked(watched.settled()) == {"step-1/w.raw"}
+    watched.write("step-1/w.raw", b"22")
+    assert linked(watched.settled()) == set()
+    watched.write("step-2/w.raw", b"3")
+    assert linked(watched.settled()) == set()
+
+
+def test_without_room_for_a_copy_it_is_linked_all_the_same(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty GB and twelve free: better a link that may prove void than nothing; what is surely void is not tried."""
+    usage = shutil._ntuple_diskusage(10_000, 8_500, 1_500)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    watched.write("last.raw", b"1" * 1000)
+    assert linked(watched.settled()) == {"last.raw"}
+    watched.write("last.raw", b"2" * 1001)
+    watched.take()
+    watched.clock.now += 2
+    with pytest.raises(snapshot.NoRoom, match="more than the 0 MB that are free"):
+        watched.take()
+    assert linked(watched.take(ended=True)) == {"last.raw"}, "nobody writes any more"
+
+
+def test_where_links_are_not_possible_it_is_copied(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file system, or one without links."""
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "no")))
+    watched.write("checkpoint-1/w.raw", b"1")
+    assert linked(watched.settled()) == set()
+
+
+def test_files_that_only_we_hold_are_given_up_when_the_disk_runs_full(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's next save needs the room that it believes to have made."""
+    watched.write("checkpoint-1/w.raw", b"1" * 1000)
+    taken = watched.settled()
+    assert taken is not None
+    usage = shutil._ntuple_diskusage(10_000, 8_500, 1_500)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    snapshot.check_room(taken)
+    (watched.folder / "checkpoint-1/w.raw").unlink()
+    with pytest.raises(snapshot.NoRoom, match="given up"):
+        snapshot.check_room(taken)
+
+
+# --- folders of steps -----------------------------------------------------------------------------------
+
+
+def a_step(watched: Watched, number: int, *, says: bool | None = None) -> None:
+    """What orbax leaves, with its last file or without, where it has one."""
+    for name in ("_CHECKPOINT_METADATA", "default/_METADATA", "default/d/x.raw"):
+        watched.write(f"{number}/{name}", b"{}")
+    if says:
+        watched.write(f"{number}/commit_success.txt", b"yes")
+
+
+def test_where_steps_say_that_they_are_whole_each_one_has_to(watched: Watched) -> None:
+    """orbax on a store that cannot rename; the older ones are taken meanwhile."""
+    a_step(watched, 100, says=True)
+    assert len(paths(watched.settled())) == 4
+    a_step(watched, 200)
+    watched.clock.now += 5
+    assert watched.take() is None
+    watched.clock.now += 5
+    assert watched.take() is None
+    watched.write("200/commit_success.txt", b"yes")
+    assert len(paths(watched.settled())) == 8
+
+
+def test_where_they_are_renamed_none_needs_to_say_so(watched: Watched) -> None:
+    """orbax on a disk."""
+    a_step(watched, 100)
+    assert len(paths(watched.settled())) == 3
+
+
+@pytest.mark.parametrize("seen_whole", [True, False])
+def test_half_of_an_older_folder_is_left_out(watched: Watched, seen_whole: bool) -> None:
+    """A rotation that was killed: the folder stands still for ever, and looks like a checkpoint."""
+    trainer_folder(watched, 1)
+    if seen_whole:
+        watched.settled()
+    trainer_folder(watched, 2)
+    (watched.folder / "checkpoint-1/optimizer.pt").unlink()
+    assert {path.split("/")[0] for path in paths(watched.settled())} == {"checkpoint-2"}
+    watched.clock.now += 60
+    assert watched.take() is None
+    assert watched.seen.state == UNCHANGED
+
+
+def test_an_older_folder_with_more_in_it_stays(watched: Watched) -> None:
+    """Only the newest has no best model beside it, say."""
+    trainer_folder(watched, 1)
+    watched.write("checkpoint-1/extra.raw", b"1")
+    trainer_folder(watched, 2)
+    assert {path.split("/")[0] for path in paths(watched.settled())} == {
+        "checkpoint-1",
+        "checkpoint-2",
+    }
+
+
 def test_a_file_open_for_writing_is_not_taken(watched: Watched) -> None:
     """It has not moved for long, but its writer has not closed it either."""
     if not os.path.isdir("/proc/self/fd"):
