@@ -504,7 +504,9 @@ def test_a_full_disk_is_told_once_an_episode_and_tried_again(
         assert bench.notices == ["disk_full"] * episode
         assert bench.committed == list(range(1, episode))
         assert not list((bench.root / "stage").glob("*"))
-        assert not bench.keeper.final() if episode == 2 else True
+        if episode == 2:
+            # nobody writes any more, so it need not be copied
+            assert bench.keeper.final()
         monkeypatch.setattr(shutil, "copyfile", real)
         bench.run(40)
         assert bench.committed == list(range(1, episode + 1))
