@@ -120,7 +120,11 @@ class Notebook:
                     "argv": [self.python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
                     "display_name": "tested",
                     "language": "python",
-                    "env": {"IPYTHONDIR": str(self.folder / "ipython"), **self.env},
+                    "env": {
+                        "IPYTHONDIR": str(self.folder / "ipython"),
+                        "TMPDIR": str(self.folder),
+                        **self.env,
+                    },
                 }
             )
         )

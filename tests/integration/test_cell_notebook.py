@@ -98,7 +98,8 @@ def kernel_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where cells run as programs lay their agent
     return Home(tmp_path / "all")
 
 
