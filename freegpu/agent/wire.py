@@ -495,20 +495,21 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Format 1, as every agent reads it, where each part is a whole blob; else format 2."""
-        if all(part.length < 0 for part in self.blobs()):
-            return canonical({"format": FORMAT, **asdict(self)})
+        whole = {name: getattr(self, name) for name in _MANIFEST_HEAD}
         order = {part.key: part for part in self.blobs()}
-        number = {key: index for index, key in enumerate(order)}
-        head = {name: getattr(self, name) for name in _MANIFEST_HEAD}
-        blobs = [[part.key.split("/")[1], part.sha256, part.size] for part in order.values()]
-        files = [
-            {
-                **{name: getattr(file, name) for name in _FILE_HEAD},
-                "parts": [_short(part, number[part.key], file) for part in file.parts],
-            }
-            for file in self.files
+        if all(part.length < 0 for part in self.blobs()):
+            whole["format"] = FORMAT
+            parts = [[_plain(part) for part in file.parts] for file in self.files]
+        else:
+            whole["format"] = FORMAT_RANGES
+            whole["blobs"] = [[p.key.split("/")[1], p.sha256, p.size] for p in order.values()]
+            number = {key: index for index, key in enumerate(order)}
+            parts = [[_short(p, number[p.key], file) for p in file.parts] for file in self.files]
+        whole["files"] = [
+            {**{name: getattr(file, name) for name in _FILE_HEAD}, "parts": each}
+            for file, each in zip(self.files, parts)
         ]
-        return canonical({"format": FORMAT_RANGES, **head, "blobs": blobs, "files": files})
+        return canonical(whole)
 
     @classmethod
     def from_bytes(cls, data: bytes, digest: str) -> "Manifest":
@@ -546,7 +547,11 @@ _BLOB_KEY = re.compile(r"attempts/[a-z0-9][a-z0-9-]{0,62}/blobs/([0-9a-f]{64})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def _short(part: Part, blob: int, file: File) -> List[Any]:
+def _plain(part: Part) -> Any:
+    return {"key": part.key, "sha256": part.sha256, "size": part.size}
+
+
+def _short(part: Part, blob: int, file: File) -> Any:
     if part.length < 0:
         return [blob]
     own = [] if part.digest == file.sha256 else [part.digest]

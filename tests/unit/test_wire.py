@@ -218,6 +218,97 @@ def test_a_manifest_comes_back_as_it_was_and_names_all_its_blobs(seed: int) -> N
     assert made.size == sum(part.size for part in made.blobs())
 
 
+def packed(*contents: bytes) -> wire.Manifest:
+    """Files that lie in one blob, each of them in two pieces if it has more than one byte."""
+    whole = b"".join(contents)
+    key = wire.attempt_blob_key("abc123-1", wire.sha256(whole))
+    files, at = [], 0
+    for number, data in enumerate(contents):
+        parts = []
+        for piece in filter(None, (data[:1], data[1:])):
+            place = (at, len(piece), wire.sha256(piece))
+            parts.append(wire.Part(key, wire.sha256(whole), len(whole), *place))
+            at += len(piece)
+        digest = wire.sha256(data)
+        files.append(wire.File(f"f{number}", len(data), digest, 5, 0o644, tuple(parts)))
+    return manifest(*files)
+
+
+def test_a_manifest_with_several_pieces_in_a_blob_is_one_of_format_2() -> None:
+    """It comes back as it was, names the blob once, and an agent that knows only format 1 refuses it by that."""
+    made = packed(b"abc", b"", b"d", b"ef")
+    assert reread(made) == made
+    assert [(part.at, part.bytes) for part in made.blobs()] == [
+        (0, 1),
+        (1, 2),
+        (3, 1),
+        (4, 1),
+        (5, 1),
+    ]
+    text = json.loads(made.to_bytes())
+    assert text["format"] == 2
+    assert text["blobs"] == [["abc123-1", wire.sha256(b"abcdef"), 6]]
+    assert text["files"][2]["parts"] == [[0, 3, 1]], (
+        "the piece is the file: its digest stands there"
+    )
+    newer = made.to_bytes().replace(b'"format":2', b'"format":3')
+    with pytest.raises(Unreadable, match="a newer freegpu wrote it"):
+        wire.Manifest.from_bytes(newer, wire.sha256(newer))
+
+
+def test_whole_blobs_are_written_in_format_1_as_ever() -> None:
+    """Older agents and orchestrators go on reading them."""
+    data = manifest(file("a", b"1")).to_bytes()
+    digest = wire.sha256(b"1")
+    key = f"attempts/abc123-1/blobs/{digest}"
+    assert json.loads(data)["format"] == 1
+    assert json.loads(data)["files"][0]["parts"] == [{"key": key, "sha256": digest, "size": 1}]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [[0, 0, 7]],
+        [[0, -1, 6]],
+        [[0, 6, 6]],
+        [[1]],
+        [[-1]],
+        [[]],
+        [[0, 0]],
+        [[0, 0, 6, "f" * 63]],
+        [[0, 0, 6, "F" * 64]],
+        [[0, 0, 6, None]],
+        [[0, "0", 6]],
+        [[0, 0, 6, "f" * 64, 1]],
+        [[0, 0, 5, "f" * 64]],
+        [[0, 0, None]],
+        "0",
+        [0],
+        None,
+    ],
+)
+def test_pieces_that_do_not_lie_in_their_blob_are_unreadable(parts: Any) -> None:
+    """Whoever may write into the store cannot make anybody read elsewhere, or raise anything else."""
+    text = json.loads(packed(b"abcdef").to_bytes())
+    text["files"][0]["parts"] = parts
+    data = wire.canonical(text)
+    with pytest.raises(Unreadable):
+        wire.Manifest.from_bytes(data, wire.sha256(data))
+
+
+@pytest.mark.parametrize(
+    "blob", [["../x", "f" * 64, 6], ["a-1", "../../etc", 6], ["a-1", "f" * 64], 5]
+)
+def test_a_blob_that_is_none_is_unreadable(blob: Any) -> None:
+    """Its key is made of an attempt and a digest, and of nothing else."""
+    text = json.loads(packed(b"abcdef").to_bytes())
+    text["blobs"] = [blob]
+    text["files"][0]["parts"] = [[0]]
+    data = wire.canonical(text)
+    with pytest.raises(Unreadable):
+        wire.Manifest.from_bytes(data, wire.sha256(data))
+
+
 def test_a_manifest_is_believed_only_under_the_digest_that_was_named() -> None:
     """Another whole manifest at the same place is not the one that was meant."""
     data = manifest(file("a", b"1")).to_bytes()
