@@ -37,7 +37,8 @@ def template(make_user: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spoilt(template: Path, user: Any) -> Any:
     """A user whose home is a copy of the template, to be spoilt."""
     shutil.copytree(template, user.home)
-    assert inside(user, ["init"])[0] == 0  # the store has moved too, and is known where it is now
+    # the store has moved too, and is known where it is now; and the home goes on here
+    assert inside(user, ["init", "--here"])[0] == 0
     user.job_file("name: after\nrun: echo\nresources: {accelerators: H100}\n")
     user.job_file("run: echo\nworkdir: .\nresources: {accelerators: H100}\n", "folder.yaml")
     return user

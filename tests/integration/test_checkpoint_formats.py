@@ -19,7 +19,6 @@ from freegpu.agent.clock import SystemClock
 from freegpu.agent.snapshot import Seen, take
 from freegpu.agent.stores.folder import FolderStore
 from freegpu.agent.transfer import Changed, Known, upload
-
 from tests.integration import checkpoint_writers as writers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="writers are forked")
