@@ -18,6 +18,7 @@ from pathlib import Path
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store
 from freegpu.jobs.lifecycle import AttemptState, JobState
+from freegpu.orchestrator import cells
 from freegpu.orchestrator.home import forget_secrets, secret_refs
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import read_manifest
@@ -85,6 +86,14 @@ class Collector:
             session_match = _SESSION.match(key)
             if session_match and session_match[1] in gone_sessions:
                 found.append((key, "the mailbox of a session that ended long ago"))
+        open_sessions = {session.id for session in sessions.values() if session.state.open}
+        known = {cell.id for cell in cells.known(self.ledger).values()}
+        for key in self.store.list("cells"):
+            cell, _, session = key.removeprefix("cells/").partition("/")
+            session = session.removesuffix(".json")
+            # of a cell that counts, a session that nobody has taken in yet may have just begun
+            if session not in open_sessions and (session in sessions or cell not in known):
+                found.append((key, "the announcement of a session that has ended"))
         found += [
             (key, "code of jobs that are done")
             for key in self.store.list("blobs")

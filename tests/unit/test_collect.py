@@ -428,3 +428,19 @@ def test_the_agent_that_a_cell_fetches_stays(yard: Yard) -> None:
     freed = {key for key, _, _ in yard.workspace.gc(dry_run=False).deleted}
     assert oldest in freed
     assert yard.store.stat(older) is not None
+
+
+def test_announcements_go_when_nobody_waits_for_them(yard: Yard) -> None:
+    """Of ended sessions and of cells that no longer count; one that nobody has taken in yet stays."""
+    cell = cells.make(
+        yard.workspace.ledger, yard.workspace.home_id, "jupyter", "folder:/x", "0" * 64, fresh=False
+    )
+    attempt = yard.attempt(yard.job())
+    new = wire.announcement_key(cell.id, wire.guest_session(cell.id, "new"))
+    ended = wire.announcement_key(cell.id, attempt.session)
+    worthless = wire.announcement_key("0ther", wire.guest_session("0ther", "old"))
+    for key in (new, ended, worthless):
+        yard.store.put(key, b"{}")
+    assert yard.gc() & {new, ended, worthless} == {worthless}
+    yard.end(attempt)
+    assert yard.gc() & {new, ended, worthless} == {ended}
