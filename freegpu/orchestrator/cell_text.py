@@ -63,16 +63,20 @@ proof = hmac.new(key, proof.encode(), "sha256").hexdigest()
 allow = f"AWS4-HMAC-SHA256 Credential={{name}}/{{scope}}, SignedHeaders={{names}}, Signature={{proof}}"
 headers = {{"x-amz-date": moment, "x-amz-content-sha256": empty, "Authorization": allow}}
 try:
-    data = urllib.request.urlopen(urllib.request.Request(cell["url"], headers=headers)).read()
+    ask = urllib.request.Request(cell["url"])
+    for name, value in headers.items():
+        ask.add_unredirected_header(name, value)  # some stores send on to a CDN, which is not told who we are
+    data = urllib.request.urlopen(ask).read()
 except OSError as error:
     raise Stop(f"freegpu: the store did not hand out the agent: {{error}}; are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY right?")
 """,
     "drive": """\
 import os, urllib.parse, urllib.request
 {token}
-allow = {{"Authorization": f"Bearer {{token}}"}}
 try:
-    data = urllib.request.urlopen(urllib.request.Request(cell["url"], headers=allow)).read()
+    ask = urllib.request.Request(cell["url"])
+    ask.add_unredirected_header("Authorization", f"Bearer {{token}}")
+    data = urllib.request.urlopen(ask).read()
 except OSError as error:
     raise Stop(f"freegpu: Drive did not hand out the agent: {{error}}; make a new cell if it was deleted there: freegpu cell {platform}")
 """,

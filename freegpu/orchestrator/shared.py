@@ -167,5 +167,5 @@ def _mark(store: Store, url: str, home_id: str) -> None:
     except StoreError as error:
         raise SharedStoreError(
             f"the store {url} cannot be written: {error}",
-            hint="mend its permissions or choose another one",
+            hint="make its bucket or folder if there is none, see that your key may write there, or choose another one",
         ) from error
