@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -154,3 +157,47 @@ def test_an_unknown_scheme_is_refused_and_a_bare_path_is_a_folder(tmp_path: Path
         open_store(f"fodler:{tmp_path}")
     assert isinstance(open_store(str(tmp_path)), FolderStore)
     assert isinstance(open_store(f"{tmp_path}/with:colon"), FolderStore)
+
+
+@pytest.mark.parametrize("code", ["ENOTCONN", "ESTALE", "EIO", "ENODEV"])
+def test_a_mount_that_answers_with_errors_is_away_and_nothing_in_it_is_missing(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str
+) -> None:
+    """`Transport endpoint is not connected`, hours into a Colab session: every call says StoreGone; then it is back."""
+    store.put("jobs/x", b"kept")
+    (tmp_path / "new").write_bytes(b"local")
+    broken = OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+    real = {name: getattr(os, name) for name in ("open", "stat", "scandir", "unlink", "replace")}
+    really_open = builtins.open
+
+    def inside(path: object) -> bool:
+        return isinstance(path, str | os.PathLike) and str(path).startswith(str(store.root))
+
+    def failing(call: Callable[..., object]) -> Callable[..., object]:
+        def made(path: object, *args: object, **more: object) -> object:
+            if inside(path):
+                raise broken
+            return call(path, *args, **more)
+
+        return made
+
+    with monkeypatch.context() as patched:
+        for name, call in real.items():
+            patched.setattr(os, name, failing(call))
+        patched.setattr(builtins, "open", failing(really_open))
+        calls: list[Callable[[], object]] = [
+            lambda: store.get("jobs/x"),
+            lambda: store.fetch("jobs/x", tmp_path / "fetched"),
+            lambda: store.put("jobs/x", b"new"),
+            lambda: store.put("jobs/x", tmp_path / "new"),
+            lambda: store.put_new("jobs/y", b"new"),
+            lambda: store.delete("jobs/x"),
+            lambda: store.stat("jobs/x"),
+            lambda: store.stat("jobs/x", digest=True),
+            lambda: store.list("jobs"),
+        ]
+        for number, each in enumerate(calls):
+            with pytest.raises(StoreGone):
+                pytest.fail(f"call {number} answered {each()!r}")
+    assert store.get("jobs/x") == b"kept"
+    assert store.list("jobs") == ["jobs/x"]
