@@ -180,6 +180,7 @@ class Checkpointer:
             self._note(now)
             if self._abandoned:
                 return _MOST_BACKOFF_S
+            self._spare_disk()
             if now >= self._look_at and self._may_replace():
                 self._look(now)
             if self._pending and self._clock.monotonic() >= self._retry_at:
@@ -302,6 +303,22 @@ class Checkpointer:
         code = "checkpoint_no_room" if isinstance(error, snapshots.NoRoom) else code
         self._tell(code, f"the checkpoint could not be taken: {error.strerror or error}")
 
+    def _spare_disk(self) -> None:
+        """What waits for the store may hold what the job has deleted."""
+        try:
+            if self._pending:
+                snapshots.check_room(self._pending.snapshot)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """The snapshot is void, or not to be had: take what is there now."""
+        if isinstance(error, snapshots.NoRoom):
+            self._no_room(error, "")
+        self._forget_pending()
+        self._seen.taken = {}
+        self._back_off()
+
     def _forget_pending(self) -> None:
         if self._pending:
             if self._pending.manifest:
@@ -331,13 +348,8 @@ class Checkpointer:
             self._back_off()
             return
         except OSError as error:
-            # the staging folder was tidied away, or what is linked there was written to, or the disk runs
-            # full: take what is there now
-            if isinstance(error, snapshots.NoRoom):
-                self._no_room(error, "")
-            self._forget_pending()
-            self._seen.taken = {}
-            self._back_off()
+            # the staging folder was tidied away, or what is linked there was written to, or the disk runs full
+            self._give_up(error)
             return
         self._settle(pending, manifest, began)
 

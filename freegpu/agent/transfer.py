@@ -267,7 +267,8 @@ def download(
         if should_stop and should_stop():
             raise Stopped
 
-    wanted = _wanted(manifest, target, check)
+    wholes = {f.path: _Whole(f, target / f.path) for f in manifest.files}
+    wanted = _wanted(manifest, target, wholes, check)
     reads = [read for key, pieces in wanted.items() for read in _reads(key, pieces)]
     little = sum(read.end - read.start for read in reads) < _LITTLE
     crew = Crew(check, 1 if little else MOST)
@@ -276,7 +277,7 @@ def download(
             crew.run(lambda read=read: read.into_place(store))  # type: ignore[misc]
         crew.finish()
         for files in _portions(manifest.files):
-            crew.run(lambda files=files: _finish(files, target, check))  # type: ignore[misc]
+            crew.run(lambda files=files: _finish(files, wholes, check))  # type: ignore[misc]
         crew.finish()
     finally:
         crew.wait()
@@ -286,16 +287,64 @@ def download(
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-#: a piece, and the (file, offset) places that it belongs to
-_Piece = Tuple[wire.Part, List[Tuple[Path, int]]]
+class _Whole:
+    """Hashes a file in order as its pieces come into place in any order, by whoever brings them."""
+
+    def __init__(self, file: wire.File, path: Path) -> None:
+        self.file = file
+        self.path = path
+        self.there = [False] * len(file.parts)
+        self._digest = hashlib.sha256()
+        self._next = self._at = 0
+        self._busy = threading.Lock()
+        # a file of one piece that has the file's digest needs no second look
+        self._proved = [part.piece for part in file.parts] == [file.sha256]
+
+    def arrived(self, index: int) -> None:
+        self.there[index] = True
+        while not self._proved and self._ready() and self._busy.acquire(blocking=False):
+            try:
+                self._follow()
+            finally:
+                self._busy.release()
+
+    def _ready(self) -> bool:
+        return self._next < len(self.there) and self.there[self._next]
+
+    def _follow(self) -> None:
+        with open(self.path, "rb") as file:
+            file.seek(self._at)
+            while self._ready():
+                left = self.file.parts[self._next].bytes
+                self._at += left
+                while left:
+                    data = file.read(min(left, _CHUNK))
+                    left -= len(data) or left
+                    self._digest.update(data)
+                self._next += 1
+
+    def finish(self) -> None:
+        """Check the whole; give it its mode and time."""
+        if self._ready():  # what was in place from the last try
+            self._follow()
+        if not self._proved and self._digest.hexdigest() != self.file.sha256:
+            message = f"the parts of {self.file.path} do not make up the file"
+            raise wire.Unreadable(message)
+        os.chmod(self.path, (self.file.mode & 0o777) | 0o600)
+        os.utime(self.path, ns=(self.file.mtime_ns, self.file.mtime_ns))
+
+
+#: a piece, and the places that it belongs to: file, offset, which of its parts
+_Place = Tuple[_Whole, int, int]
+_Piece = Tuple[wire.Part, List[_Place]]
 
 
 def _wanted(
-    manifest: wire.Manifest, target: Path, check: Callable[[], None]
+    manifest: wire.Manifest, target: Path, wholes: Dict[str, _Whole], check: Callable[[], None]
 ) -> Dict[str, List[_Piece]]:
     """The pieces that are not in place yet, by blob. The files get their full length."""
     found: Dict[str, List[_Piece]] = {}
-    places: Dict[Tuple[str, int, int], List[Tuple[Path, int]]] = {}
+    places: Dict[Tuple[str, int, int], List[_Place]] = {}
     lacking, folders = 0, set()  # type: int, Set[Path]
     for file in manifest.files:
         check()
@@ -311,13 +360,15 @@ def _wanted(
                 lacking -= min(blocks * 512, file.size)
             out.truncate(file.size)
             lacking += file.size
-            for part in file.parts:
-                if fresh or not _holds(out, at, part):
+            for index, part in enumerate(file.parts):
+                if not fresh and _holds(out, at, part):
+                    wholes[file.path].there[index] = True
+                else:
                     where = (part.key, part.at, part.length)
                     if where not in places:
                         places[where] = []
                         found.setdefault(part.key, []).append((part, places[where]))
-                    places[where].append((path, at))
+                    places[where].append((wholes[file.path], at, index))
                 at += part.bytes
     free = shutil.disk_usage(target).free
     if lacking > free:
@@ -366,15 +417,17 @@ class _Read:
             piece = data[part.at - self.start :][: part.bytes]
             self._agree(part, hashlib.sha256(piece).hexdigest())
             _write(places, 0, piece)
+            _arrived(places)
         return None
 
-    def _stream(self, store: Store, part: wire.Part, places: List[Tuple[Path, int]]) -> None:
+    def _stream(self, store: Store, part: wire.Part, places: List[_Place]) -> None:
         digest = hashlib.sha256()
         for at in range(self.start, self.end, _READ):
             data = self._get(store, at, min(self.end, at + _READ))
             digest.update(data)
             _write(places, at - self.start, data)
         self._agree(part, digest.hexdigest())
+        _arrived(places)
 
     def _get(self, store: Store, start: int, end: int) -> bytes:
         try:
@@ -394,9 +447,14 @@ class _Read:
         raise wire.Unreadable(message)
 
 
-def _write(places: List[Tuple[Path, int]], further: int, data: "bytes | memoryview") -> None:
-    for path, at in places:
-        with open(path, "r+b", buffering=0) as file:
+def _arrived(places: List[_Place]) -> None:
+    for whole, _, index in places:
+        whole.arrived(index)
+
+
+def _write(places: List[_Place], further: int, data: "bytes | memoryview") -> None:
+    for whole, at, _ in places:
+        with open(whole.path, "r+b", buffering=0) as file:
             file.seek(at + further)
             left = memoryview(data)
             while left:
@@ -423,24 +481,11 @@ def _portions(files: Tuple[wire.File, ...]) -> Iterable[List[wire.File]]:
     yield portion
 
 
-def _finish(files: List[wire.File], target: Path, check: Callable[[], None]) -> None:
+def _finish(files: List[wire.File], wholes: Dict[str, _Whole], check: Callable[[], None]) -> None:
     for file in files:
         check()
-        _finish_file(file, target / file.path)
-
-
-def _finish_file(file: wire.File, target: Path) -> None:
-    """Check the whole, where it is not one piece that was checked; give it its mode and time."""
-    if [part.piece for part in file.parts] != [file.sha256]:
-        digest = hashlib.sha256()
-        with open(target, "rb") as done:
-            for chunk in iter(lambda: done.read(_CHUNK), b""):
-                digest.update(chunk)
-        if digest.hexdigest() != file.sha256:
-            message = f"the parts of {file.path} do not make up the file"
-            raise wire.Unreadable(message)
-    os.chmod(target, (file.mode & 0o777) | 0o600)
-    os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
+        whole = wholes[file.path]
+        whole.finish()
 
 
 def _remove(path: Path) -> None:

@@ -637,6 +637,24 @@ def test_a_checkpoint_for_which_there_is_no_room_is_told_with_the_figures(
     assert bench.committed == [1, 2]
 
 
+def test_files_that_only_wait_for_the_store_are_given_up_when_the_disk_runs_full(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is away, the job has deleted that checkpoint, and needs the room for the next one."""
+    bench.store.trouble = lambda deed, key: "before"
+    bench.write("checkpoint-1/w.raw", b"1" * 1000)
+    bench.run(10)
+    assert len(list((bench.root / "stage").rglob("w.raw"))) == 1
+    shutil.rmtree(bench.folder / "checkpoint-1")
+    bench.run(10)
+    assert len(list((bench.root / "stage").rglob("w.raw"))) == 1
+    usage = shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    bench.run(10)
+    assert not list((bench.root / "stage").rglob("w.raw"))
+    assert bench.notices == ["checkpoint_no_room"]
+
+
 def test_a_linked_file_that_changes_while_it_is_sent_is_taken_again_as_a_copy(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1136,9 +1154,12 @@ def states_of(files: dict[str, bytes]) -> list[dict[str, bytes]]:
 @pytest.mark.parametrize("block", range(2))
 @pytest.mark.parametrize("style", ["one file in place", "several files", "folders"])
 def test_whatever_happens_the_newest_manifest_restores_one_completed_state(
-    tmp_path: Path, style: str, block: int
+    tmp_path: Path, style: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes, looks, a store that fails before or after the deed, kills, clean ends, resumes, acknowledgements."""
+    """In one blob each or in many; writes, looks, a store that fails before or after the deed, kills, clean ends, resumes, acknowledgements."""
+    if block:
+        monkeypatch.setattr(transfer, "_BLOB", (30, 30))
+        monkeypatch.setattr(transfer, "MOST", 1)
     restores = sum(
         a_life(tmp_path / str(seed), style, seed) for seed in range(block * 10, block * 10 + 10)
     )
