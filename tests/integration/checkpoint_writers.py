@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 #: the longest pause inside a save, seconds
-NAP_S = 0.008
+NAP_S = 0.012
 
 
 class Writer:
@@ -50,7 +50,7 @@ class Writer:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target, "wb") as file:
             self.nap()
-            step = max(1, len(data) // self.rng.randint(2, 6))
+            step = max(1, len(data) // self.rng.randint(2, 16))
             for at in range(0, len(data), step):
                 file.write(data[at : at + step])
                 file.flush()
@@ -198,7 +198,8 @@ def write_for_ever(style: str, folder: Path, log: Path, seed: int) -> None:
     while True:
         writer.number += 1
         getattr(writer, style)()
-        time.sleep(writer.rng.uniform(0.0, 0.4))
+        # one save after the other, or time enough to be seen as finished
+        time.sleep(writer.rng.choice([0.01, writer.rng.uniform(0.15, 0.4)]))
 
 
 def main() -> None:
