@@ -138,7 +138,11 @@ class Mailbox:
 
     def _listen(self) -> float:
         """Seconds between looks at the orchestrator's heartbeat: rarely, once nothing of ours waits for its word."""
-        idle = self._orchestrator and self._outbox.settled and self._shape and not self._shape[2]
+        settled = bool(self._orchestrator) and self._outbox.settled
+        # where a look costs nothing there is nothing to save
+        idle = (
+            settled and self._shape and not self._shape[2] and self._store.properties.min_poll >= 1
+        )
         return self._beat() * (6 if idle else 1)
 
     # --- in ----------------------------------------------------------------------------------------
