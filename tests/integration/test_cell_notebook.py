@@ -223,7 +223,11 @@ def test_stopping_twice_leaves_at_once_and_leaves_nothing_running(
     home.submit("deaf", deaf, "jupyter", "  checkpoint: {grace: 60s}\n")
     with home.up():
         cell = subprocess.Popen(
-            [sys.executable, "-u", str(script)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-u", str(script)],
+            stdout=subprocess.PIPE,
+            text=True,
+            # tests that run in a shell's background are started with SIGINT ignored, and so are their children
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert cell.stdout is not None
         until(alive.exists, 30)
