@@ -312,7 +312,8 @@ class _Whole:
         return self._next < len(self.there) and self.there[self._next]
 
     def _follow(self) -> None:
-        with open(self.path, "rb") as file:
+        # not buffered: that would read ahead, where the next piece may only be on its way
+        with open(self.path, "rb", buffering=0) as file:
             file.seek(self._at)
             while self._ready():
                 left = self.file.parts[self._next].bytes
