@@ -140,6 +140,14 @@ class EventDesk:
                 platform=session.platform,
             )
 
+    def _verified(self, attempt: Attempt) -> frozenset[str]:
+        """The blobs of the checkpoint that its job would resume from now; they have been read once."""
+        current = self.ledger.job(attempt.job).checkpoint
+        if current is None or self.store.properties.server_digest:
+            return frozenset()
+        manifest = read_manifest(self.store, current.key, current.sha256)
+        return frozenset(part.key for part in manifest.blobs()) if manifest else frozenset()
+
     def _checkpoint(self, session: Session, attempt: Attempt, event: Mapping[str, Any]) -> bool:
         """Confirm it, if every blob is there. True: nothing is left to do about it."""
         if attempt.fenced:
@@ -151,7 +159,7 @@ class EventDesk:
             )
             return True
         manifest = read_manifest(self.store, str(event["key"]), str(event["sha256"]))
-        if manifest is None or missing_blob(self.store, manifest) is not None:
+        if manifest is None or missing_blob(self.store, manifest, self._verified(attempt)):
             return False
         if (manifest.job, manifest.attempt, manifest.epoch) != (
             attempt.job,

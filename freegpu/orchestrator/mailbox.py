@@ -6,7 +6,7 @@ Knows nothing of the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from freegpu.agent import wire
@@ -81,17 +81,24 @@ def read_manifest(store: Store, key: str, digest: str) -> Manifest | None:
         return None
 
 
-def missing_blob(store: Store, manifest: Manifest) -> str | None:
+def missing_blob(
+    store: Store, manifest: Manifest, verified: Collection[str] = frozenset()
+) -> str | None:
     """The key of a blob that is not there or not what it should be; None: all were verified.
 
-    Each distinct blob is read once, from the store, by us: what the writer believes does not count.
+    Each distinct blob is read once, from the store, by us: what the writer believes does not count. Of those that
+    were `verified` before, only the size is asked: blobs are never changed, and a frozen model of many GB would be
+    read again with each checkpoint of its adapters.
     """
     seen: set[str] = set()
     for part in manifest.blobs():
         if part.key in seen:
             continue
         seen.add(part.key)
-        found = store.stat(part.key, digest=True)
-        if found is None or found.size != part.size or found.sha256 != part.sha256:
+        known = part.key in verified
+        found = store.stat(part.key, digest=not known)
+        if found is None or found.size != part.size:
+            return part.key
+        if not known and found.sha256 != part.sha256:
             return part.key
     return None

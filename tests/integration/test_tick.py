@@ -759,3 +759,64 @@ def test_a_platform_whose_agents_cannot_open_the_store_is_left_alone_and_says_wh
     assert world.job(job).state is JobState.ACTIVE
     (request,) = world.platform.started.values()
     assert request.payload["profile"]["store"] == seen
+
+
+class _Reads(FolderStore):
+    """Counts the blobs that are read to have their digest."""
+
+    digested: list[str]
+
+    def stat(self, key: str, digest: bool = False) -> Stat | None:
+        if digest:
+            self.digested.append(key)
+        return super().stat(key, digest)
+
+
+def test_a_blob_is_read_once_and_its_size_is_asked_each_time(world: World) -> None:
+    """What a confirmed checkpoint holds is not read again with the next one; if it is cut off, that one does not count."""
+    job = world.submit()
+    attempt = world.up(job)
+    reading = _Reads(world.store.root, sync=False)
+    reading.digested = []
+    world.reconciler = world.make_reconciler(reading)
+
+    def checkpoint(generation: int, *blobs: bytes) -> None:
+        parts = []
+        for data in blobs:
+            key = wire.attempt_blob_key(attempt.id, wire.sha256(data))
+            world.store.put_new(key, data)
+            parts.append(wire.Part(key=key, sha256=wire.sha256(data), size=len(data)))
+        whole = b"".join(blobs)
+        file = wire.File("state", len(whole), wire.sha256(whole), 0, 0o644, tuple(parts))
+        manifest = wire.Manifest(
+            job.id, attempt.id, attempt.epoch, generation, generation, 0.0, (file,)
+        ).to_bytes()
+        key = wire.checkpoint_key(job.id, attempt.epoch, generation)
+        world.store.put(key, manifest)
+        world.says(
+            attempt,
+            wire.CHECKPOINT,
+            key=key,
+            sha256=wire.sha256(manifest),
+            generation=generation,
+            step=generation,
+            size=len(whole),
+            age_s=0.0,
+        )
+        world.beat(attempt.session)
+        world.tick(1.0)
+
+    frozen = b"the frozen model"
+    checkpoint(1, frozen, b"adapter 1")
+    checkpoint(2, frozen, b"adapter 2")
+    found = world.job(job).checkpoint
+    assert found is not None
+    assert found.generation == 2
+    key = wire.attempt_blob_key(attempt.id, wire.sha256(frozen))
+    assert reading.digested.count(key) == 1
+    assert len(reading.digested) == 3
+    (world.store.root / key).write_bytes(frozen[:5])
+    checkpoint(3, frozen, b"adapter 3")
+    found = world.job(job).checkpoint
+    assert found is not None
+    assert found.generation == 2
