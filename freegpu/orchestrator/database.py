@@ -7,10 +7,12 @@ costs a third of a second to import, and a command that only reads must not pay 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sqlite3
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -120,8 +122,17 @@ def connect_postgres(dsn: str) -> Any:
     return connection
 
 
+#: (device, inode) of every ledger file that this process has opened; see check_file
+_OPENED: set[tuple[int, int]] = set()
+_OPENING = threading.Lock()
+
+
 def check_file(path: Path, *, create: bool) -> bool:
     """Whether a SQLite ledger lies there already (False: it is still to be made).
+
+    Its first bytes are read only as long as this process has no connection to it: closing any descriptor of a file
+    drops all of the process's POSIX locks on it, SQLite's own too. Once `up` opened its ledger a second time to send
+    notices; the next command then believed itself alone, removed the write-ahead log, and the ledger was destroyed.
 
     LedgerError: a folder, no permission, a missing parent, or missing and not `create`;
     LedgerCorruptError: the file is something else.
@@ -139,8 +150,7 @@ def check_file(path: Path, *, create: bool) -> bool:
             )
         there = path.exists() and path.stat().st_size > 0
         if there:
-            with path.open("rb") as file:
-                head = file.read(len(_SQLITE_MAGIC))
+            head = _first_bytes(path)
             if head != _SQLITE_MAGIC:
                 raise LedgerCorruptError(
                     f"{path} is not a freegpu ledger: it does not begin like a database",
@@ -157,6 +167,26 @@ def check_file(path: Path, *, create: bool) -> bool:
     if create:
         _check_writable(path, there=there)
     return there
+
+
+def _first_bytes(path: Path) -> bytes:
+    """The beginning of the file, or what it must be if SQLite may be at work on it in this process."""
+    with _OPENING:
+        info = path.stat()
+        if (info.st_dev, info.st_ino) in _OPENED:
+            return _SQLITE_MAGIC
+        with path.open("rb") as file:
+            head = file.read(len(_SQLITE_MAGIC))
+        if head == _SQLITE_MAGIC:
+            _OPENED.add((info.st_dev, info.st_ino))
+        return head
+
+
+def note_opened(path: Path) -> None:
+    """This process has just made the ledger at this path."""
+    with _OPENING, contextlib.suppress(FileNotFoundError):
+        info = path.stat()
+        _OPENED.add((info.st_dev, info.st_ino))
 
 
 def refuse_absent(shown: str) -> NoReturn:

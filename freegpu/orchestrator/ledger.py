@@ -22,7 +22,7 @@ from freegpu.errors import FreeGPUError
 from freegpu.jobs.lifecycle import AttemptEvent, EndReason, SessionEvent
 from freegpu.jobs.retry import Verdict
 from freegpu.orchestrator import migrations
-from freegpu.orchestrator.database import check_file, named, parse, refuse_absent
+from freegpu.orchestrator.database import check_file, named, note_opened, parse, refuse_absent
 from freegpu.orchestrator.model import (
     Attempt,
     Checkpoint,
@@ -67,6 +67,8 @@ class Ledger(Reader):
             if version < migrations.VERSION:
                 ledger.close()
                 migrations.migrate(target)
+                if target.path:
+                    note_opened(target.path)
         except FreeGPUError:
             ledger.close()
             raise

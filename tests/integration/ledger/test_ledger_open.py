@@ -344,3 +344,26 @@ def test_opening_does_not_leave_the_file_open_on_failure(tmp_path: Path) -> None
             if os.path.exists(f"/proc/self/fd/{fd}")
         ]
         assert str(path) not in held
+
+
+def test_opening_a_ledger_twice_in_one_process_keeps_the_first_one_s_locks(tmp_path: Path) -> None:
+    """A short command of another process beside them must not believe itself alone: it would remove the log."""
+    url = str(tmp_path / "state.db")
+    clock = SystemClock()
+    with Ledger.open(url, clock=clock) as first:
+        first.set_meta("a", "1")
+        with Ledger.open(url, clock=clock) as second:
+            assert second.meta("a") == "1"
+        script = (
+            "import sys; from freegpu.orchestrator.ledger import Ledger; from freegpu.clock import SystemClock\n"
+            "with Ledger.open(sys.argv[1], clock=SystemClock()) as ledger: ledger.set_meta('b', '2')"
+        )
+        for _ in range(3):
+            subprocess.run([sys.executable, "-c", script, url], check=True)
+            first.set_meta("c", "3")
+        assert (tmp_path / "state.db-wal").exists()
+        if Path("/proc/self/fd").exists():
+            held = [os.readlink(fd.path) for fd in os.scandir("/proc/self/fd") if fd.is_symlink()]
+            assert not [name for name in held if name.startswith(url) and "(deleted)" in name]
+    with Ledger.open(url, clock=clock) as again:
+        assert (again.meta("a"), again.meta("b"), again.meta("c")) == ("1", "2", "3")
