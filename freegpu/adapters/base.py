@@ -6,12 +6,12 @@ logs: `wrappers` does that. A card that was asked for and the card that came are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NewType, Protocol
+from typing import Any, NewType, Protocol, runtime_checkable
 
 from freegpu.agent.wire import Profile
 
@@ -19,6 +19,7 @@ __all__ = [
     "Adapter",
     "Capabilities",
     "Collected",
+    "Entrusted",
     "Launch",
     "LogPage",
     "Observation",
@@ -190,6 +191,15 @@ class Collected:
     files: int
     #: False: the platform truncated or withheld something
     whole: bool
+
+
+@runtime_checkable
+class Entrusted(Protocol):
+    """An adapter that can hand its sessions secrets without a request, a log or the store showing them."""
+
+    def entrust(self, secrets: Callable[[], Mapping[str, str]], /) -> None:
+        """`secrets`: what opening the store takes beside its URL, by name; asked for at each start."""
+        ...
 
 
 class Adapter(Protocol):

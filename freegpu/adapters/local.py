@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,6 +50,7 @@ class LocalAdapter:
         self.home = home
         self.nvidia_smi = nvidia_smi
         self.host = ProcessHost(home / "sessions")
+        self._secrets: Callable[[], Mapping[str, str]] = dict
 
     @classmethod
     def from_options(
@@ -145,10 +146,18 @@ class LocalAdapter:
         argv = [sys.executable, "-I", launch.agent_path, str(place / "profile.json")]
         return Request(key=launch.key, payload={"argv": argv, "profile": launch.profile.to_json()})
 
+    def entrust(self, secrets: Callable[[], Mapping[str, str]], /) -> None:
+        self._secrets = secrets
+
     def start(self, request: Request, /) -> SessionRef:
-        profile = json.dumps(request.payload["profile"]).encode()
+        files = {"profile.json": json.dumps(request.payload["profile"]).encode()}
+        argv, secrets = list(request.payload["argv"]), dict(self._secrets())
+        if secrets:
+            # a private file that the agent deletes as it reads it: arguments and environments are seen by others
+            files["access.json"] = json.dumps({"secrets": secrets}).encode()
+            argv.append(f"--access={self.host.place(request.key) / 'access.json'}")
         try:
-            self.host.start(request.key, request.payload["argv"], {"profile.json": profile})
+            self.host.start(request.key, argv, files)
         except OSError as error:
             raise RejectedError(
                 f"an agent cannot be started here: {error.strerror or error}",

@@ -33,9 +33,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if (
         len(arguments) not in (1, 2)
         or arguments[0] in ("-h", "--help")
-        or arguments[1:] not in ([], ["--access"])
+        or not all(argument.startswith("--access") for argument in arguments[1:])
     ):
-        say("usage: python3 freegpu-agent.pyz PROFILE.json [--access]")
+        say("usage: python3 freegpu-agent.pyz PROFILE.json [--access | --access=FILE]")
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     if sys.version_info < (3, 9):
         say(f"needs Python 3.9 or newer, this is {sys.version.split()[0]}")
@@ -48,7 +48,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         profile = wire.Profile.from_json(data if isinstance(data, dict) else {})
         work = Path(profile.work)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        given = json.loads(sys.stdin.readline()) if len(arguments) == 2 else {}
+        given = _given(arguments[1:])
     except (OSError, ValueError) as error:
         say(f"the profile {arguments[0]} is not usable: {error}")
         return 2
@@ -102,6 +102,19 @@ def _leave_with_starter() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _given(arguments: List[str]) -> Dict[str, Any]:
+    """What `--access` brings: a line on stdin, or a private file that is read once and then gone."""
+    if not arguments:
+        return {}
+    path = arguments[0].partition("=")[2]
+    if not path:
+        told: Dict[str, Any] = json.loads(sys.stdin.readline())
+        return told
+    told = json.loads(Path(path).read_text(encoding="utf-8"))
+    os.unlink(path)
+    return told
 
 
 def _access(given: Dict[str, Any], profile: Any) -> Any:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from freegpu.adapters import attended, registry, wrappers
+from freegpu.adapters.base import Entrusted
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.clock import Clock, SystemClock, utc
@@ -49,7 +50,7 @@ from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Job, NewJob, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
-from freegpu.orchestrator.shared import hang_up, open_shared
+from freegpu.orchestrator.shared import access_for, hang_up, open_shared
 from freegpu.orchestrator.views import (
     BundleInfo,
     CellMade,
@@ -164,6 +165,8 @@ class Workspace:
             adapter = registry.create(
                 name, platform.adapter, platform.options, home=self.settings.home, clock=self.clock
             )
+            if isinstance(adapter, Entrusted):
+                adapter.entrust(lambda: access_for(self.settings, self.ledger).secrets)
             found[name] = wrappers.wrap(adapter, clock=self.clock)
             self._stack.callback(adapter.close)
         for name in cells.known(self.ledger):

@@ -27,6 +27,8 @@ from freegpu.orchestrator.probe import Measured
 MARKER = "freegpu.json"
 #: stores on the far side of a line that may be down, which their clients tell from an absent root
 _DIALLED = ("sftp:", "rclone:")
+#: the same, but their folder is made at first use
+_ASKED = ("s3:", "drive:")
 
 
 def folder_of(url: str) -> Path | None:
@@ -65,11 +67,12 @@ def open_shared(
             else f"the store is set by {where}; choose another one, or use the home it belongs to",
         ) from error
     except (ObjectMissing, StoreGone) as error:
-        if isinstance(error, StoreGone) and settings.store.startswith(_DIALLED):
+        far = _DIALLED + (_ASKED if used_before else ())
+        if isinstance(error, StoreGone) and settings.store.startswith(far):
             # a host that does not answer is not a store that is gone, and a new one would not answer either
             raise SharedStoreError(
                 str(error),
-                hint="try again when it answers: what lies in the store is not lost by this"
+                hint="try again when it answers or is put back: what lies in the store is not lost by this"
                 if used_before
                 else "see that it answers and that its folder exists, then try again",
             ) from error
