@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.probe import Measured
 
 MARKER = "freegpu.json"
+#: a server that has not answered for so long when its store is opened is away, seconds
+ANSWER_S = 8.0
 #: stores on the far side of a line that may be down, which their clients tell from an absent root
 _DIALLED = ("sftp:", "rclone:")
 #: the same, but their folder is made at first use
@@ -57,8 +60,11 @@ def open_shared(
     if folder is not None and not used_before and not folder.exists():
         _make(folder, default=where == "default")
     store = open_client(settings, ledger, progress=progress)
+    hurried = getattr(store, "hurried", None)
     try:
-        stores.check_home(store, home_id)
+        # somebody may wait for this command: whether the server is there at all is known soon
+        with nullcontext() if hurried is None else hurried(ANSWER_S):
+            stores.check_home(store, home_id)
     except ForeignStore as error:
         raise ForeignStoreError(
             str(error),

@@ -534,3 +534,12 @@ def test_over_tls_everything_goes_the_same_way_and_strangers_are_not_trusted(
     assert clock.slept == []
     assert stranger.seen == []
     http.close()
+
+
+def test_a_hurried_client_gives_up_soon_and_is_patient_again_afterwards() -> None:
+    """Somebody waits for the command that opens a store; what works later may take its time."""
+    http = Http(patience=90.0)
+    before = http.patience, http._connections.limits
+    with http.hurried(8.0):
+        assert (http.patience, http._connections.limits) == (8.0, (8.0, 8.0))
+    assert (http.patience, http._connections.limits) == before

@@ -34,8 +34,8 @@ class Connections:
     def __init__(
         self, connect_s: float, read_s: float, clock: Clock, context: Optional[ssl.SSLContext]
     ) -> None:
-        self._connect_s = connect_s
-        self._read_s = read_s
+        #: time limits of dialling and of one silence, seconds
+        self.limits = (connect_s, read_s)
         self._clock = clock
         self._context = context
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Connections:
             if connection is None:
                 return self._connect(parts), False
             if self._clock.monotonic() - since < _IDLE_S and _is_open(connection.sock):
-                connection.sock.settimeout(self._read_s)
+                connection.sock.settimeout(self.limits[1])
                 return connection, True
             connection.close()
 
@@ -86,7 +86,7 @@ class Connections:
                 if self._context is None:
                     self._context = ssl.create_default_context()
             connection = http.client.HTTPSConnection(
-                near.hostname or "", port, timeout=self._connect_s, context=self._context
+                near.hostname or "", port, timeout=self.limits[0], context=self._context
             )
             if proxy:
                 connection.set_tunnel(
@@ -94,7 +94,7 @@ class Connections:
                 )
         else:
             connection = http.client.HTTPConnection(
-                near.hostname or "", port, timeout=self._connect_s
+                near.hostname or "", port, timeout=self.limits[0]
             )
         try:
             connection.connect()
@@ -108,7 +108,7 @@ class Connections:
         except (http.client.HTTPException, OSError) as error:
             connection.close()
             raise Broken(error, sent=False) from error
-        connection.sock.settimeout(self._read_s)
+        connection.sock.settimeout(self.limits[1])
         return connection
 
     def proxy(self, parts: SplitResult) -> Optional[SplitResult]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Tuple
 from urllib.parse import parse_qsl, unquote
 
 from freegpu.agent.clock import Clock, SystemClock
@@ -127,6 +127,10 @@ class DriveStore:
         if found is None:
             raise _missing(key)
         return self.api.url(f"/files/{found['id']}?alt=media")
+
+    def hurried(self, seconds: float) -> "ContextManager[None]":
+        """A block in which somebody waits: a server that does not answer is given up after so many seconds."""
+        return self.api.hurried(seconds)
 
     def list(self, prefix: str, after: str = "") -> List[str]:
         folder = check_key(prefix) if prefix else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any, Container, Dict, Mapping, Optional, Tuple
+from typing import Any, Container, ContextManager, Dict, Mapping, Optional, Tuple
 from urllib.parse import urlencode, urlsplit
 
 from freegpu.agent.clock import Clock
@@ -179,6 +179,10 @@ class Api:
         self.endpoint = endpoint or API
         self.host = urlsplit(self.endpoint).netloc
         self.requests = 0
+
+    def hurried(self, seconds: float) -> "ContextManager[None]":
+        """See Http.hurried."""
+        return self._http.hurried(seconds)
 
     def url(self, path: str) -> str:
         """A path under /drive/v3 (or /upload) as a whole URL."""

@@ -22,6 +22,7 @@ from typing import (
     Any,
     Callable,
     Container,
+    Iterator,
     Mapping,
     Optional,
     Protocol,
@@ -136,6 +137,17 @@ class Http:
         self._connections = Connections(connect_s, read_s, self._clock, context)
         self._throttle = Throttle(bandwidth, self._clock) if bandwidth else None
         self._jitter = jitter
+
+    @contextlib.contextmanager
+    def hurried(self, seconds: float) -> Iterator[None]:
+        """In this block a silence, and all tries of a request together, last no longer than that."""
+        patience, limits = self.patience, self._connections.limits
+        self.patience = min(patience, seconds)
+        self._connections.limits = (min(limits[0], seconds), min(limits[1], seconds))
+        try:
+            yield
+        finally:
+            self.patience, self._connections.limits = patience, limits
 
     def close(self) -> None:
         """Close what is idle; the client may be used on."""

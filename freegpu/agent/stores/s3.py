@@ -18,7 +18,7 @@ import hashlib
 import os
 import secrets
 from dataclasses import replace
-from typing import Callable, Container, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Callable, Container, ContextManager, Dict, List, Mapping, Optional, Set, Tuple
 from urllib.parse import unquote, urljoin, urlsplit
 
 from freegpu.agent.clock import Clock, SystemClock
@@ -85,6 +85,10 @@ class S3Store:
         )
 
     # --- reading ----------------------------------------------------------------------------------------
+
+    def hurried(self, seconds: float) -> "ContextManager[None]":
+        """A block in which somebody waits: a server that does not answer is given up after so many seconds."""
+        return self._http.hurried(seconds)
 
     def list(self, prefix: str, after: str = "") -> List[str]:
         folder = f"{check_key(prefix)}/" if prefix else ""
