@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from freegpu.agent import gpu, process, wire
 from freegpu.agent.clock import Clock
@@ -33,6 +33,8 @@ Spawn = Callable[[str, Step], Callable[[], None]]
 _FAREWELL_S = 30.0
 _DISK_EVERY_S = 5.0
 _VIEW_EVERY_S = 1.0
+#: a notice stands in the notebook for so long, seconds
+_TOLD_S = 120.0
 #: what a person sees in the notebook, and how the session ended; in the work folder
 VIEW, EXIT = "view.json", "exit.json"
 
@@ -61,6 +63,8 @@ class Agent:
         self._key = bytes.fromhex(profile.key)
         self._work = Path(profile.work)
         self._wake_mailbox: Callable[[], None] = lambda: None
+        #: the newest notice, and when it was posted
+        self._told: Optional[Tuple[float, str]] = None
         self._sampler = gpu.Sampler()
         started = clock.monotonic() if started is None else started
         self.limits = Limits(started, profile.limit_s, profile.margin_s)
@@ -116,6 +120,9 @@ class Agent:
             "uptime_s": round(self._clock.monotonic() - self.limits.start, 1),
             "waiting": self.mailbox.waiting,
             "away_s": self.mailbox.away_s,
+            "notice": self._told[1]
+            if self._told and self._clock.monotonic() - self._told[0] < _TOLD_S
+            else "",
         }
 
     def close(self) -> None:
@@ -127,6 +134,8 @@ class Agent:
 
     def post(self, kind: str, body: Dict[str, Any]) -> int:
         """Queue an event and have it written soon."""
+        if kind == wire.NOTICE:
+            self._told = (self._clock.monotonic(), str(body.get("detail", "")))
         seq = self.outbox.post(kind, body)
         self._wake_mailbox()
         return seq

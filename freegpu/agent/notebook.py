@@ -344,7 +344,10 @@ def _why(code: int, work: Path) -> str:
 
 def _farewell(end: str, view: Mapping[str, Any]) -> str:
     if end == "idle" and view.get("waiting") is None:
-        return "freegpu: nobody handed out work: run `freegpu up` on your machine, then this cell again"
+        asked = (
+            "is `freegpu up` running on your machine, and is this the newest cell that you made?"
+        )
+        return f"freegpu: nobody handed out work: {asked}"
     return f"freegpu: {_ENDS.get(end, end)}"
 
 

@@ -108,6 +108,8 @@ def _saved(checkpoint: Mapping[str, Any]) -> str:
 def _rest(view: Mapping[str, Any]) -> List[str]:
     found = [] if view.get("slots") else ["no job runs here now"]
     found.append(_queue(view))
+    if view.get("notice"):
+        found.append(f"note: {view['notice']}")
     away = view.get("away_s")
     if away is not None and away > 10:
         found.append(f"the store has not answered for {span(away)}; the job goes on meanwhile")

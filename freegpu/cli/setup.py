@@ -47,7 +47,8 @@ def init(call: Call, here: bool) -> Result:
     }
 
     def show(out: Output) -> None:
-        out.line("made a new home" if made.created else "this home was ready already")
+        said = "this home goes on here from now on" if here else "this home was ready already"
+        out.line("made a new home" if made.created else said)
         out.facts(
             [
                 ("home", made.home),

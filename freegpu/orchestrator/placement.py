@@ -97,7 +97,7 @@ def nothing_on(place: Place) -> str:
     """Why a platform has no offer, as far as we can tell."""
     if place.capabilities.attended:
         return f"a person must start a session: freegpu cell {place.platform}"
-    return "offers nothing now"
+    return place.blocked_why or "offers nothing now"
 
 
 def _nothing(place: Place, kind: Kind, now: datetime) -> Score:

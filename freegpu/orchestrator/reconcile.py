@@ -246,16 +246,12 @@ class Reconciler:
                     platform=name,
                     account=adapter.account,
                     capabilities=adapter.capabilities,
-                    offers=offers,
+                    offers=() if unseen else offers,
                     open_sessions=sum(s.platform == name for s in sessions),
                     balances=tuple(self.balances(name, adapter, sessions)),
                     learned=self.learned(name, adapter),
-                    blocked_until=self.now() + timedelta(days=1)
-                    if unseen
-                    else until
-                    if until is not None and until > self.now()
-                    else None,
-                    blocked_why=unseen or why,
+                    blocked_until=until if until is not None and until > self.now() else None,
+                    blocked_why=unseen or (why if until is not None and until > self.now() else ""),
                 )
             )
         return found

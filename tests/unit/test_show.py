@@ -198,3 +198,11 @@ def test_an_empty_view_is_a_picture_too() -> None:
 def test_a_span_is_said_as_people_do(seconds: float, words: str) -> None:
     """Seconds, minutes, hours; never negative."""
     assert span(seconds) == words
+
+
+def test_what_went_wrong_lately_stands_under_the_cell() -> None:
+    """A full Drive, for one: otherwise a person only sees that nothing is confirmed any more."""
+    view = {"cards": ["T4"], "uptime_s": 5.0, "slots": [], "notice": "the Google Drive is <full>"}
+    show = Show("Google Colab", None)
+    assert "note: the Google Drive is <full>" in show.lines(view)
+    assert "note: the Google Drive is &lt;full&gt;" in show.html(view)
