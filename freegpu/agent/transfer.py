@@ -288,55 +288,32 @@ def download(
 
 
 class _Whole:
-    """Hashes a file in order as its pieces come into place in any order, by whoever brings them."""
+    """A file that pieces are brought into, and its check as a whole once all of them are in place."""
 
     def __init__(self, file: wire.File, path: Path) -> None:
         self.file = file
         self.path = path
-        self.there = [False] * len(file.parts)
-        self._digest = hashlib.sha256()
-        self._next = self._at = 0
-        self._busy = threading.Lock()
         # a file of one piece that has the file's digest needs no second look
         self._proved = [part.piece for part in file.parts] == [file.sha256]
 
-    def arrived(self, index: int) -> None:
-        self.there[index] = True
-        while not self._proved and self._ready() and self._busy.acquire(blocking=False):
-            try:
-                self._follow()
-            finally:
-                self._busy.release()
-
-    def _ready(self) -> bool:
-        return self._next < len(self.there) and self.there[self._next]
-
-    def _follow(self) -> None:
-        # not buffered: that would read ahead, where the next piece may only be on its way
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(self._at)
-            while self._ready():
-                left = self.file.parts[self._next].bytes
-                self._at += left
-                while left:
-                    data = file.read(min(left, _CHUNK))
-                    left -= len(data) or left
-                    self._digest.update(data)
-                self._next += 1
-
     def finish(self) -> None:
-        """Check the whole; give it its mode and time."""
-        if self._ready():  # what was in place from the last try
-            self._follow()
-        if not self._proved and self._digest.hexdigest() != self.file.sha256:
+        """Check the whole, as it lies on the disk; give it its mode and time."""
+        if not self._proved and self._hashed() != self.file.sha256:
             message = f"the parts of {self.file.path} do not make up the file"
             raise wire.Unreadable(message)
         os.chmod(self.path, (self.file.mode & 0o777) | 0o600)
         os.utime(self.path, ns=(self.file.mtime_ns, self.file.mtime_ns))
 
+    def _hashed(self) -> str:
+        digest = hashlib.sha256()
+        with open(self.path, "rb", buffering=0) as file:
+            for data in iter(lambda: file.read(_CHUNK), b""):
+                digest.update(data)
+        return digest.hexdigest()
 
-#: a piece, and the places that it belongs to: file, offset, which of its parts
-_Place = Tuple[_Whole, int, int]
+
+#: a piece, and the places that it belongs to: file, offset
+_Place = Tuple[_Whole, int]
 _Piece = Tuple[wire.Part, List[_Place]]
 
 
@@ -361,15 +338,13 @@ def _wanted(
                 lacking -= min(blocks * 512, file.size)
             out.truncate(file.size)
             lacking += file.size
-            for index, part in enumerate(file.parts):
-                if not fresh and _holds(out, at, part):
-                    wholes[file.path].there[index] = True
-                else:
+            for part in file.parts:
+                if fresh or not _holds(out, at, part):
                     where = (part.key, part.at, part.length)
                     if where not in places:
                         places[where] = []
                         found.setdefault(part.key, []).append((part, places[where]))
-                    places[where].append((wholes[file.path], at, index))
+                    places[where].append((wholes[file.path], at))
                 at += part.bytes
     free = shutil.disk_usage(target).free
     if lacking > free:
@@ -418,7 +393,6 @@ class _Read:
             piece = data[part.at - self.start :][: part.bytes]
             self._agree(part, hashlib.sha256(piece).hexdigest())
             _write(places, 0, piece)
-            _arrived(places)
         return None
 
     def _stream(self, store: Store, part: wire.Part, places: List[_Place]) -> None:
@@ -428,7 +402,6 @@ class _Read:
             digest.update(data)
             _write(places, at - self.start, data)
         self._agree(part, digest.hexdigest())
-        _arrived(places)
 
     def _get(self, store: Store, start: int, end: int) -> bytes:
         try:
@@ -448,13 +421,8 @@ class _Read:
         raise wire.Unreadable(message)
 
 
-def _arrived(places: List[_Place]) -> None:
-    for whole, _, index in places:
-        whole.arrived(index)
-
-
 def _write(places: List[_Place], further: int, data: "bytes | memoryview") -> None:
-    for whole, at, _ in places:
+    for whole, at in places:
         with open(whole.path, "r+b", buffering=0) as file:
             file.seek(at + further)
             left = memoryview(data)
