@@ -111,19 +111,21 @@ def test_a_job_runs_in_a_colab_notebook_and_the_person_sees_how_it_goes(
     the cell ends when the queue is empty and gives the runtime back, once; no key is ever shown or stored."""
     python = kernel_python(version)
     made = home.cell("colab")
-    job = home.submit("count", JOB.format(total=20), "colab", SAVING)
+    job = home.submit("count", JOB.format(total=32), "colab", SAVING)
     env = stand_in(tmp_path / "colab")
     with home.up():
         notebook = Notebook(tmp_path / "nb", [made.text], python, env).start().wait()
     assert notebook.errors == []
-    assert (home.pull(job) / "result.bin").read_bytes() == result(20)
+    assert (home.pull(job) / "result.bin").read_bytes() == result(32)
     assert home.attempts(job) == [("colab", "completed")]
 
     shown = notebook.everything
     assert re.search(r"freegpu on Google Colab: CPU · session \d+ s · (\d+ h )?\d+ min left", shown)
-    assert re.search(r"count \(attempt 1\) running step \d+ of 20 \[#+\.*\] \d+ %", shown)
+    assert re.search(r"count \(attempt 1\) running step \d+ of 32 \[#+\.*\] \d+ %", shown)
     assert re.search(r"loss 0\.\d+", shown)
-    assert re.search(r"saved: checkpoint \d+, its content \d+ s old, confirmed", shown)
+    assert re.search(
+        r"saved: checkpoint \d+, its content \d+ s old, (confirmed|not .*confirmed: \d)", shown
+    )
     assert "queue: empty" in shown
     assert "count: completed" in notebook.said
     assert "freegpu: nothing more comes for this session: the queue is empty" in notebook.said
