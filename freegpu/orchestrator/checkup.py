@@ -76,7 +76,7 @@ def _ledger(workspace: Workspace) -> Iterator[Check]:
         yield Check(
             name="ledger",
             ok=not damage,
-            detail=f"{workspace.settings.db}, {total} jobs"
+            detail=f"{workspace.settings.db}, {total} job{'s' if total != 1 else ''}"
             + "".join(f"; {line}" for line in damage[:3]),
             hint="restore state.db from a backup" if damage else "",
         )

@@ -80,7 +80,7 @@ def connect_store(
 
 def chosen(settings: Settings, url: str) -> Settings:
     """The settings with this store, a relative folder seen from here. ConfigError: a URL nobody can mean."""
-    if not url.strip():
+    if url.strip() in ("", "folder:"):
         raise ConfigError(
             "the store's URL is empty", hint="for example folder:/mnt/drive/freegpu or s3://BUCKET"
         )

@@ -201,3 +201,10 @@ def test_a_mount_that_answers_with_errors_is_away_and_nothing_in_it_is_missing(
                 pytest.fail(f"call {number} answered {each()!r}")
     assert store.get("jobs/x") == b"kept"
     assert store.list("jobs") == ["jobs/x"]
+
+
+@pytest.mark.parametrize("url", ["folder:", "folder: ", ""])
+def test_a_folder_store_names_its_folder(url: str) -> None:
+    """Otherwise it would be whatever folder somebody happens to be in."""
+    with pytest.raises(ValueError, match="names its folder"):
+        open_store(url)

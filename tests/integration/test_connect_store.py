@@ -125,6 +125,7 @@ def test_a_relative_folder_is_seen_from_here(
         ("sftp://host", 10, "absolute folder"),
         ("rclone:nothing", 10, "rclone:REMOTE:path"),
         ("", 10, "is empty"),
+        ("folder:", 10, "is empty"),
     ],
 )
 def test_a_store_that_cannot_be_used_changes_nothing(

@@ -32,6 +32,9 @@ def open_store(url: str, access: Optional[Access] = None) -> Store:
             message = f"no store speaks {scheme!r}; known: {', '.join(sorted(_BACKENDS))}"
             raise ValueError(message)
         scheme, rest = "folder", url
+    if scheme == "folder" and not rest.strip():
+        message = "a folder store names its folder, as in folder:/data/freegpu"
+        raise ValueError(message)
     module, name = _BACKENDS[scheme]
     store: Store = getattr(importlib.import_module(module), name)(rest, access)
     return store
