@@ -258,36 +258,20 @@ def test_an_interrupted_restore_goes_on_where_it_was(
     )
 
 
-def test_a_piece_that_arrives_while_the_one_before_it_is_hashed(tmp_path: Path) -> None:
-    """The file is hashed while it fills: nothing may be read that is not in place yet, not even ahead."""
+def test_a_file_is_checked_as_a_whole_as_it_lies_on_the_disk(tmp_path: Path) -> None:
+    """Every piece is right and they make up another file: it is not taken. Nothing is read before all are in place."""
     first, second = os.urandom(17_000), os.urandom(17_000)
     path = tmp_path / "x"
-    path.write_bytes(first + bytes(17_000))
     parts = []
     for data in (first, second):
         digest = wire.sha256(data)
         parts.append(wire.Part(wire.attempt_blob_key("a-1", digest), digest, len(data)))
     file = wire.File("x", 34_000, wire.sha256(first + second), 0, 0o600, tuple(parts))
-    whole = transfer._Whole(file, path)
-
-    class Meanwhile:
-        """Another thread brings the second piece at the worst moment."""
-
-        real = whole._digest
-
-        def update(self, data: bytes) -> None:
-            self.real.update(data)
-            with open(path, "r+b") as out:
-                out.seek(17_000)
-                out.write(second)
-            whole.there[1] = True
-
-        def hexdigest(self) -> str:
-            return self.real.hexdigest()
-
-    whole._digest = Meanwhile()  # type: ignore[assignment]
-    whole.arrived(0)
-    whole.finish()
+    path.write_bytes(second + first)
+    with pytest.raises(wire.Unreadable, match="do not make up the file"):
+        transfer._Whole(file, path).finish()
+    path.write_bytes(first + second)
+    transfer._Whole(file, path).finish()
 
 
 def test_a_disk_without_room_is_told_before_anything_is_fetched(
