@@ -169,14 +169,17 @@ class Workspace:
                 adapter.entrust(lambda: access_for(self.settings, self.ledger).secrets)
             found[name] = wrappers.wrap(adapter, clock=self.clock)
             self._stack.callback(adapter.close)
+        self._admit_notebooks(found)
+        return found
+
+    def _admit_notebooks(self, found: dict[str, wrappers.Patient]) -> None:
+        """Platforms that a cell was made for need no configuration; `up` may have begun before the cell was made."""
         for name in cells.known(self.ledger):
-            # a cell was made for it: nothing more needs to be configured
             if name not in found and name in attended.kinds():
                 kind = attended.AttendedAdapter.from_options(
                     name, {}, home=self.settings.home, clock=self.clock
                 )
                 found[name] = wrappers.wrap(kind, clock=self.clock)
-        return found
 
     @cached_property
     def identity(self) -> Identity:
@@ -284,6 +287,7 @@ class Workspace:
     def tick_held(self) -> Ticked:
         """One tick by somebody who holds the lock. LedgerError: this home goes on elsewhere."""
         self.whereabouts.check()
+        self._admit_notebooks(self.adapters)
         report = self.reconciler.tick()
         if (self.settings.home / NOTIFY_FILE).exists():
             from freegpu.orchestrator import notices
