@@ -16,24 +16,14 @@ import pytest
 from freegpu.agent.stores import open_store
 from freegpu.agent.stores.base import ObjectMissing, StoreError, StoreGone
 from freegpu.agent.stores.folder import FolderStore
-from freegpu.testing.suites import StoreSuite
+from tests.contract.on_folder import OnFolder
 
 
-class TestFolderStore(StoreSuite):
+class TestFolderStore(OnFolder):
     """A folder on a local disk that is removed as a whole."""
-
-    def begin(self, folder: Path) -> None:
-        (folder / "store").mkdir()
 
     def open(self, folder: Path) -> FolderStore:
         return FolderStore(folder / "store", sync=False)
-
-    def unplug(self, folder: Path) -> bool:
-        (folder / "store").rename(folder / "unplugged")
-        return True
-
-    def plug(self, folder: Path) -> None:
-        (folder / "unplugged").rename(folder / "store")
 
     def litter(self, folder: Path) -> bool:
         jobs = folder / "store" / "jobs"

@@ -25,7 +25,7 @@ from freegpu.agent.stores.base import (
     StoreFull,
     StoreGone,
 )
-from freegpu.testing.suites import StoreSuite
+from tests.contract.on_folder import OnFolder
 from tests.contract.sshd import Sshd
 from tests.servers.present import absent
 
@@ -47,7 +47,7 @@ def remotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-class Rclone(StoreSuite):
+class Rclone(OnFolder):
     """What is the same for every remote here: the store is a folder of the test's that rclone reaches."""
 
     __test__ = False
@@ -59,9 +59,6 @@ class Rclone(StoreSuite):
         for store in self.stores:
             store.close()
 
-    def begin(self, folder: Path) -> None:
-        (folder / "store").mkdir()
-
     def url(self, folder: Path) -> str:
         raise NotImplementedError
 
@@ -70,13 +67,6 @@ class Rclone(StoreSuite):
         assert isinstance(store, RcloneStore)
         self.stores.append(store)
         return store
-
-    def unplug(self, folder: Path) -> bool:
-        (folder / "store").rename(folder / "unplugged")
-        return True
-
-    def plug(self, folder: Path) -> None:
-        (folder / "unplugged").rename(folder / "store")
 
     def litter(self, folder: Path) -> bool:
         jobs = folder / "store" / "jobs"

@@ -23,7 +23,7 @@ from freegpu.agent.stores.base import (
     StoreError,
     StoreGone,
 )
-from freegpu.testing.suites import StoreSuite
+from tests.contract.on_folder import OnFolder
 from tests.contract.sshd import Sshd, need_sshd
 
 #: what a probe finds here; test_connect_store probes for real
@@ -46,7 +46,7 @@ def at_home(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> Sshd:
     return sshd
 
 
-class TestSftpStore(StoreSuite):
+class TestSftpStore(OnFolder):
     """A folder behind sshd that is removed as a whole."""
 
     @pytest.fixture(autouse=True)
@@ -57,21 +57,11 @@ class TestSftpStore(StoreSuite):
         for store in self.opened:
             store.close()
 
-    def begin(self, folder: Path) -> None:
-        (folder / "store").mkdir()
-
     def open(self, folder: Path) -> SftpStore:
         store = open_any(self.server.url(folder / "store"), Access(known=PROBED))
         assert isinstance(store, SftpStore)
         self.opened.append(store)
         return store
-
-    def unplug(self, folder: Path) -> bool:
-        (folder / "store").rename(folder / "unplugged")
-        return True
-
-    def plug(self, folder: Path) -> None:
-        (folder / "unplugged").rename(folder / "store")
 
     def litter(self, folder: Path) -> bool:
         jobs = folder / "store" / "jobs"
