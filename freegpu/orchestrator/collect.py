@@ -99,11 +99,10 @@ class Collector:
             for key in self.store.list("blobs")
             if key not in bundles
         ]
-        if not any(s.state.open for s in sessions.values()):
+        if not open_sessions:
+            current = {wire.agent_key(digest) for digest in self.agents}
             found += [
-                (key, "an older agent")
-                for key in self.store.list("agent")
-                if key not in {wire.agent_key(digest) for digest in self.agents}
+                (key, "an older agent") for key in self.store.list("agent") if key not in current
             ]
         return found
 

@@ -601,7 +601,9 @@ class Workspace:
         clicks = self._invitations(alone, now) if found.state is JobState.PENDING else ()
         return Why(
             job=self._view(found),
-            sentence=reports.sentence(self.ledger, found, chosen, now, next(iter(clicks), None)),
+            sentence=reports.sentence(
+                self.ledger, found, chosen, now, invitations.for_job(waiting, clicks)
+            ),
             scores=tuple(scores),
             invitations=clicks,
         )
