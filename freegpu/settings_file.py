@@ -10,12 +10,17 @@ import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from freegpu.config import FILE_NAME
 from freegpu.errors import ConfigError
 
-__all__ = ["set_text"]
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+__all__ = ["set_platform", "set_text"]
 
 
 def set_text(home: Path, name: str, value: str) -> bool:
@@ -23,6 +28,53 @@ def set_text(home: Path, name: str, value: str) -> bool:
 
     False: it was so already. ConfigError: the file cannot be read, understood or written.
     """
+    import tomlkit
+
+    def change(document: TOMLDocument) -> str | None:
+        if document.get(name) == value:
+            return None
+        if name in document:
+            document[name] = value
+            return tomlkit.dumps(document)
+        # in front of everything: further down it would come between a comment and what that speaks of
+        return f"{name} = {tomlkit.item(value).as_string()}\n{tomlkit.dumps(document)}"
+
+    return _edit(home, change, f"write {name} = {value!r} into it by hand")
+
+
+def set_platform(home: Path, name: str, values: Mapping[str, Any]) -> bool:
+    """Set these values of [platforms.NAME], None: without it; what else stands there stays. Else as `set_text`."""
+    import tomlkit
+    from tomlkit.items import InlineTable
+
+    def change(document: TOMLDocument) -> str | None:
+        platforms: Any = document.get("platforms")
+        table = platforms.get(name) if isinstance(platforms, dict) else None
+        if table is None:
+            if isinstance(platforms, InlineTable):
+                platforms[name] = {k: v for k, v in values.items() if v is not None}
+                return tomlkit.dumps(document)
+            text = tomlkit.dumps(document)
+            gap = "\n" if text and not text.endswith("\n\n") else ""
+            start = "" if not text or text.endswith("\n") else "\n"
+            lines = [
+                f"{k} = {tomlkit.item(v).as_string()}\n" for k, v in values.items() if v is not None
+            ]
+            return f"{text}{start}{gap}[platforms.{name}]\n{''.join(lines)}"
+        if all(table.get(key) == value for key, value in values.items()):
+            return None
+        for key, value in values.items():
+            if value is not None:
+                table[key] = value
+            elif key in table:
+                del table[key]
+        return tomlkit.dumps(document)
+
+    return _edit(home, change, f"write the table [platforms.{name}] into it by hand")
+
+
+def _edit(home: Path, change: Callable[[TOMLDocument], str | None], otherwise: str) -> bool:
+    """Put the text that `change` makes of the file in its place; None: nothing is to be changed."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
@@ -34,16 +86,10 @@ def set_text(home: Path, name: str, value: str) -> bool:
         bom = b"\xef\xbb\xbf" if raw.startswith(b"\xef\xbb\xbf") else b""
         text = raw.removeprefix(bom).decode("utf-8")
         windows = "\r\n" in text
-        document = tomlkit.parse(text.replace("\r\n", "\n"))
-        if document.get(name) == value:
+        changed = change(tomlkit.parse(text.replace("\r\n", "\n")))
+        if changed is None:
             return False
-        if name in document:
-            document[name] = value
-            text = tomlkit.dumps(document)
-        else:
-            # in front of everything: further down it would come between a comment and what that speaks of
-            text = f"{name} = {tomlkit.item(value).as_string()}\n{tomlkit.dumps(document)}"
-        _replace(path, bom + (text.replace("\n", "\r\n") if windows else text).encode())
+        _replace(path, bom + (changed.replace("\n", "\r\n") if windows else changed).encode())
     except (TOMLKitError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: not valid TOML: {error}", hint="`freegpu doctor` tells which line"
@@ -51,7 +97,7 @@ def set_text(home: Path, name: str, value: str) -> bool:
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be changed ({error.strerror or error})",
-            hint=f"mend its permissions, or write {name} = {value!r} into it by hand",
+            hint=f"mend its permissions, or {otherwise}",
         ) from error
     return True
 

@@ -19,7 +19,9 @@ __all__ = [
     "Adapter",
     "Capabilities",
     "Collected",
+    "Diagnosed",
     "Entrusted",
+    "Finding",
     "Launch",
     "LogPage",
     "Observation",
@@ -27,7 +29,9 @@ __all__ = [
     "PlatformState",
     "QuotaReport",
     "Request",
+    "Rules",
     "SessionRef",
+    "Tidy",
     "Window",
     "WindowKind",
 ]
@@ -82,6 +86,8 @@ class Capabilities:
     max_session_s: float | None = None
     #: sessions that may be open at once
     max_concurrent: int = 1
+    #: sessions run as this user on this machine: its folders and credential files are theirs too
+    here: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +145,9 @@ class Launch:
     agent_path: str
     agent_sha256: str
     agent_key: str
+    #: sealed sessions: a folder here, laid out like the store, that goes in with the launch (orchestrator.sealed);
+    #: "" for sessions that open the store themselves
+    tree: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,6 +202,52 @@ class Collected:
     whole: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that was looked at for `connect` and `doctor`."""
+
+    #: what: installed, credentials, quota, clock, store, ...; one word
+    name: str
+    #: None: neither good nor bad, for information
+    ok: bool | None
+    #: one sentence, lower case, without a full stop
+    detail: str
+    #: what to do next, where there is something to do
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What a platform's terms say about programs that start its sessions; accepted by name before it is connected."""
+
+    #: one word with hyphens; a person types it, and it stands in freegpu.toml as `accepted`
+    name: str
+    sentences: tuple[str, ...]
+    #: where the terms are to be read
+    url: str
+
+
+@runtime_checkable
+class Diagnosed(Protocol):
+    """An adapter that can tell what is wrong with its account and its way there."""
+
+    def diagnose(self, store: str, /) -> Sequence[Finding]:
+        """Look at everything once: library, credentials, quota, clock skew, and whether sessions can open `store`.
+
+        Nothing is started and nothing is raised: what fails is a finding. `store`: its URL as sessions see it.
+        """
+        ...
+
+
+@runtime_checkable
+class Tidy(Protocol):
+    """An adapter whose sessions leave something on the platform when they are over."""
+
+    def tidy(self, ref: SessionRef, /) -> None:
+        """Remove what this session left there (its kernel, its datasets); all that mattered is home. Silent if gone."""
+        ...
+
+
 @runtime_checkable
 class Entrusted(Protocol):
     """An adapter that can hand its sessions secrets without a request, a log or the store showing them."""
@@ -203,7 +258,11 @@ class Entrusted(Protocol):
 
 
 class Adapter(Protocol):
-    """One account on one platform. Calls block; each returns or raises AdapterError."""
+    """One account on one platform. Calls block; each returns or raises AdapterError within its own time limits.
+
+    A class may say `one_account = "kaggle"`: a home then holds one platform of that word, since rotating accounts
+    breaks every platform's terms. It may say `rules` (Rules).
+    """
 
     @property
     def name(self) -> str:

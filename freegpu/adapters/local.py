@@ -79,7 +79,9 @@ class LocalAdapter:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(stop=True, live_logs=True, max_concurrent=max(1, len(self._groups)))
+        return Capabilities(
+            stop=True, live_logs=True, max_concurrent=max(1, len(self._groups)), here=True
+        )
 
     @property
     def windows(self) -> Mapping[str, Window]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from freegpu.adapters.base import Adapter
 from freegpu.clock import Clock
+from freegpu.config import PlatformSettings
 from freegpu.errors import ConfigError, FreeGPUError, UnknownAdapterError
 
 GROUP = "freegpu.adapters"
@@ -51,6 +52,26 @@ def resolve(adapter: str) -> str:
     from freegpu.adapters import attended
 
     return "attended" if adapter in attended.kinds() and adapter not in known() else adapter
+
+
+def kind_of(name: str, adapter: str) -> Any:
+    """The adapter's class. UnknownAdapterError."""
+    return _load(name, resolve(adapter))
+
+
+def refuse_second_accounts(platforms: Mapping[str, PlatformSettings]) -> None:
+    """ConfigError: two of these are accounts on one platform that allows a person one."""
+    seen: dict[str, str] = {}
+    for name, platform in platforms.items():
+        word = getattr(kind_of(name, platform.adapter), "one_account", "")
+        if word and word in seen:
+            raise ConfigError(
+                f"platforms {seen[word]} and {name} are both accounts on {word}",
+                hint=f"one account a platform: rotating accounts breaks {word}'s terms; remove one of them"
+                " from freegpu.toml",
+            )
+        if word:
+            seen[word] = name
 
 
 def _load(name: str, adapter: str) -> Any:

@@ -18,6 +18,7 @@ from freegpu.orchestrator.home import current_holder, home_key
 from freegpu.orchestrator.views import Check, StoreReport
 
 if TYPE_CHECKING:
+    from freegpu.adapters.wrappers import Patient
     from freegpu.orchestrator.operations import Workspace
     from freegpu.orchestrator.probe import Measured
 
@@ -176,8 +177,10 @@ def _platforms(workspace: Workspace, only: str | None) -> Iterator[Check]:
             offers = adapter.offers()
             adapter.quota()
         except FreeGPUError as error:
+            yield from _diagnosed(workspace, name, adapter)
             yield Check(name=name, ok=False, detail=error.message, hint=error.hint)
             continue
+        yield from _diagnosed(workspace, name, adapter)
         cards = ", ".join(f"{o.card} x{o.count}" if o.count > 1 else o.card for o in offers)
         if adapter.capabilities.attended:
             yield Check(
@@ -195,4 +198,17 @@ def _platforms(workspace: Workspace, only: str | None) -> Iterator[Check]:
             hint=""
             if offers
             else "nothing is wrong: the platform has no card for you at the moment",
+        )
+
+
+def _diagnosed(workspace: Workspace, name: str, adapter: Patient) -> Iterator[Check]:
+    """What the platform's own look at itself found."""
+    from freegpu.orchestrator import connection
+
+    for finding in connection.diagnose(adapter.inner, workspace.settings):
+        yield Check(
+            name=f"{name} {finding.name}",
+            ok=finding.ok,
+            detail=finding.detail,
+            hint=finding.hint,
         )

@@ -5,19 +5,21 @@ A store is left only when nothing open depends on it: jobs' code, checkpoints an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from freegpu import config
+from freegpu.adapters import registry
+from freegpu.adapters.base import Adapter, Diagnosed, Finding, Rules
 from freegpu.agent.stores.base import Store, StoreError
-from freegpu.config import Settings
+from freegpu.config import PlatformSettings, Settings
 from freegpu.errors import ConfigError, LedgerBusyError, SharedStoreError
 from freegpu.jobs.lifecycle import JobState
 from freegpu.orchestrator import probe, shared
-from freegpu.orchestrator.home import home_key
+from freegpu.orchestrator.home import current_holder, home_key
 from freegpu.orchestrator.probe import Measured
-from freegpu.settings_file import set_text
+from freegpu.settings_file import set_platform, set_text
 
 if TYPE_CHECKING:
     from freegpu.orchestrator.operations import Workspace
@@ -76,6 +78,96 @@ def connect_store(
         means=probe.means(measured, settings.store),
         notes=(*notes, *measured.problems),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlatformConnected:
+    """What was found out about a platform, and whether it is used from now on."""
+
+    platform: str
+    adapter: str
+    account: str
+    #: freegpu.toml, where it is or would be written
+    file: str
+    findings: tuple[Finding, ...]
+    #: False: something that it needs is missing, and nothing was written
+    connected: bool
+    #: False: it was written there already
+    changed: bool
+    notes: tuple[str, ...] = ()
+
+
+def connect_platform(
+    workspace: Workspace,
+    name: str,
+    adapter: str,
+    options: Mapping[str, Any],
+    *,
+    store: str | None = None,
+    accept: Collection[str] = (),
+) -> PlatformConnected:
+    """Use this platform from now on. Options that are None are taken out of its table.
+
+    `accept`: the names of rules that the person has accepted. ConfigError: the options cannot be meant, a second
+    account, or rules that were not accepted; nothing was changed then.
+    """
+    settings = workspace.settings
+    before = settings.platforms.get(name)
+    kept = dict(before.options) if before is not None and before.adapter == adapter else {}
+    merged = {k: v for k, v in {**kept, **options}.items() if v is not None}
+    kind = registry.kind_of(name, adapter)
+    rules: Rules | None = getattr(kind, "rules", None)
+    if rules is not None and merged.get("accepted") != rules.name:
+        if rules.name not in accept:
+            raise ConfigError(
+                f"{name}: {' '.join(rules.sentences)}",
+                hint=f"read {rules.url}; if you accept that for your account, add --accept {rules.name}",
+            )
+        merged["accepted"] = rules.name
+    seen = store if store is not None else before.store if before is not None else ""
+    platform = PlatformSettings(name=name, adapter=adapter, options=merged, store=seen)
+    platforms = {**settings.platforms, name: platform}
+    registry.refuse_second_accounts(platforms)
+    made = registry.create(name, adapter, merged, home=settings.home, clock=workspace.clock)
+    try:
+        findings = tuple(diagnose(made, replace(settings, platforms=platforms)))
+        account = made.account
+    finally:
+        made.close()
+    connected = all(finding.ok is not False for finding in findings)
+    changed = False
+    if connected:
+        told = {"adapter": adapter, **dict.fromkeys(kept), **merged, "store": seen or None}
+        changed = set_platform(settings.home, name, told)
+    notes = []
+    holder = current_holder(settings.home)
+    if changed and holder is not None and "up" in holder.command.split():
+        notes.append(f"{holder} goes on with the platforms it began with: restart it")
+    return PlatformConnected(
+        platform=name,
+        adapter=adapter,
+        account=account,
+        file=str(settings.home / config.FILE_NAME),
+        findings=findings,
+        connected=connected,
+        changed=changed,
+        notes=tuple(notes),
+    )
+
+
+def diagnose(adapter: Adapter, settings: Settings) -> Iterator[Finding]:
+    """What an adapter finds out about itself, and whether its sessions can open the store at all."""
+    store = settings.store_for(adapter.name)
+    if isinstance(adapter, Diagnosed):
+        yield from adapter.diagnose(store)
+    unseen = shared.unseen(settings, adapter)
+    if unseen:
+        yield Finding(
+            name="store",
+            ok=False,
+            detail=unseen,
+            hint="`freegpu connect store URL` chooses one that both sides reach: s3: or drive:",
+        )
 
 
 def chosen(settings: Settings, url: str) -> Settings:

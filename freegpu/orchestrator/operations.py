@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from freegpu.adapters import attended, registry, wrappers
-from freegpu.adapters.base import Entrusted
+from freegpu.adapters.base import Adapter, Entrusted
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.clock import Clock, SystemClock, utc
@@ -50,7 +50,7 @@ from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Job, NewJob, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
-from freegpu.orchestrator.shared import access_for, hang_up, open_shared
+from freegpu.orchestrator.shared import hang_up, open_shared, secrets_for
 from freegpu.orchestrator.views import (
     BundleInfo,
     CellMade,
@@ -74,7 +74,7 @@ from freegpu.orchestrator.whereabouts import Whereabouts, this_machine
 if TYPE_CHECKING:
     from freegpu.jobs.bundle import Plan
     from freegpu.jobs.spec import Loaded
-    from freegpu.orchestrator.connection import Connected
+    from freegpu.orchestrator.connection import Connected, PlatformConnected
     from freegpu.orchestrator.model import Balance
     from freegpu.orchestrator.notify import Notifier
 
@@ -161,16 +161,22 @@ class Workspace:
     def adapters(self) -> dict[str, wrappers.Patient]:
         """One adapter a configured platform."""
         found: dict[str, wrappers.Patient] = {}
+        registry.refuse_second_accounts(self.settings.platforms)
         for name, platform in self.settings.platforms.items():
             adapter = registry.create(
                 name, platform.adapter, platform.options, home=self.settings.home, clock=self.clock
             )
-            if isinstance(adapter, Entrusted):
-                adapter.entrust(lambda: access_for(self.settings, self.ledger).secrets)
+            self._entrust(name, adapter)
             found[name] = wrappers.wrap(adapter, clock=self.clock)
             self._stack.callback(adapter.close)
         self._admit_notebooks(found)
         return found
+
+    def _entrust(self, name: str, adapter: Adapter) -> None:
+        """Let the adapter hand its sessions what opening the store takes, asked for at each start."""
+        if isinstance(adapter, Entrusted):
+            here = adapter.capabilities.here
+            adapter.entrust(partial(secrets_for, self.settings, self.ledger, name, here=here))
 
     def _admit_notebooks(self, found: dict[str, wrappers.Patient]) -> None:
         """Platforms that a cell was made for need no configuration; `up` may have begun before the cell was made."""
@@ -373,6 +379,20 @@ class Workspace:
         from freegpu.orchestrator import connection
 
         return connection.connect_store(self, url, force=force, say=say)
+
+    def connect_platform(
+        self,
+        name: str,
+        adapter: str,
+        options: Mapping[str, Any],
+        *,
+        store: str | None = None,
+        accept: Collection[str] = (),
+    ) -> PlatformConnected:
+        """Use this platform from now on: look at everything that it needs, then write it into freegpu.toml."""
+        from freegpu.orchestrator import connection
+
+        return connection.connect_platform(self, name, adapter, options, store=store, accept=accept)
 
     def doctor_store(self, say: Callable[[str], None] = lambda step: None) -> StoreReport:
         """Measure the store that is used, and say what that means for checkpoints."""

@@ -13,13 +13,12 @@ from typing import Any
 
 from freegpu import cards
 from freegpu.adapters.base import Adapter, Offer, Window, WindowKind
-from freegpu.adapters.stores import orchestrator_only
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.agent.wire import session_key
-from freegpu.config import Settings, without_password
+from freegpu.config import Settings
 from freegpu.errors import AdapterError
 from freegpu.jobs.lifecycle import SessionState
-from freegpu.orchestrator import cells, learned, placement, quota
+from freegpu.orchestrator import cells, learned, placement, quota, shared
 from freegpu.orchestrator.act import Actor, Identity
 from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.ledger import Ledger
@@ -234,7 +233,7 @@ class Reconciler:
             offers: tuple[Offer, ...] = ()
             block = blocked.get(name)
             until, why = (block.until, block.why) if block is not None else (None, "")
-            unseen = "" if adapter.capabilities.attended else self._unseen(name)
+            unseen = shared.unseen(self.settings, adapter)
             try:
                 offers = tuple(adapter.offers())
                 self._read_quota(name, adapter)
@@ -268,16 +267,6 @@ class Reconciler:
             pool: learned.learn([s for s in past if s.pool == pool], window, self.now())
             for pool, window in pools.items()
         }
-
-    def _unseen(self, name: str) -> str:
-        """Why sessions on this platform could not open the store; "" if they can."""
-        url = self.settings.store_for(name)
-        if orchestrator_only(url):
-            return (
-                f"an agent cannot open {without_password(url)}: say in [platforms.{name}] how it sees the store,"
-                ' e.g. store = "folder:/mnt/freegpu"'
-            )
-        return ""
 
     def _read_quota(self, name: str, adapter: Adapter) -> None:
         if not adapter.capabilities.reports_quota:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from freegpu.adapters.stores import open_any
+from freegpu.adapters.base import Adapter
+from freegpu.adapters.stores import open_any, orchestrator_only
 from freegpu.agent import stores
+from freegpu.agent.stores import sigv4
 from freegpu.agent.stores.base import (
     Access,
     ForeignStore,
@@ -19,7 +21,7 @@ from freegpu.agent.stores.base import (
 )
 from freegpu.agent.wire import canonical
 from freegpu.clock import Clock, SystemClock, utc
-from freegpu.config import Settings
+from freegpu.config import Settings, without_password
 from freegpu.errors import ConfigError, ForeignStoreError, SharedStoreError
 from freegpu.orchestrator import probe
 from freegpu.orchestrator.ledger import Ledger
@@ -147,6 +149,33 @@ def access_for(settings: Settings, ledger: Ledger) -> Access:
         access = drive_access.access_for(settings)
     found = measured(ledger, settings.store)
     return replace(access, known=found.properties if found else None, bandwidth=settings.bandwidth)
+
+
+def unseen(settings: Settings, adapter: Adapter) -> str:
+    """Why sessions on this platform could not open the store; "" if they can, or need not."""
+    known, url = adapter.capabilities, settings.store_for(adapter.name)
+    if known.attended or known.sealed:
+        return ""
+    say = f"say in [platforms.{adapter.name}] how it sees the store"
+    if orchestrator_only(url):
+        return f'an agent cannot open {without_password(url)}: {say}, e.g. store = "folder:/mnt/freegpu"'
+    named = settings.platforms.get(adapter.name)
+    if folder_of(url) is not None and not known.here and not (named is not None and named.store):
+        return f"sessions there cannot open {url}, a folder of this machine: {say}, or choose a store that both reach"
+    return ""
+
+
+def secrets_for(
+    settings: Settings, ledger: Ledger, platform: str, *, here: bool
+) -> Mapping[str, str]:
+    """What a session on this platform needs to open the store, by name. ConfigError, StoreError: it is not to be had.
+
+    `here`: it runs as this user on this machine and finds the user's own files by itself.
+    """
+    url = settings.store_for(platform)
+    if url.startswith("s3:") and not here:
+        return sigv4.named(sigv4.find_key({}))
+    return access_for(replace(settings, store=url), ledger).secrets
 
 
 def _make(folder: Path, *, default: bool) -> None:

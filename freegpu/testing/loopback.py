@@ -116,6 +116,7 @@ class LoopbackAdapter:
             reports_quota=reports_quota and self.window is not None,
             max_session_s=session_limit_s,
             max_concurrent=max_concurrent,
+            here=True,
         )
 
     @classmethod

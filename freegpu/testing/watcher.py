@@ -93,6 +93,11 @@ def take_away(host: ProcessHost, key: str) -> list[int]:
     return victims
 
 
+def signal_all(host: ProcessHost, key: str) -> None:
+    """SIGTERM to the session's process and everything that it started."""
+    _signal(processes(host, key), signal.SIGTERM)
+
+
 def processes(host: ProcessHost, key: str) -> list[int]:
     """The session's process and everything that it started, parents first."""
     pid = host.pid(key)

@@ -65,7 +65,7 @@ class Platform:
         self.name = name
         self.account = "me"
         self.card, self.count = card, count
-        self.capabilities = Capabilities(max_concurrent=3, max_session_s=3600.0)
+        self.capabilities = Capabilities(max_concurrent=3, max_session_s=3600.0, here=True)
         self.windows = {"gpu": Window(kind=WindowKind.FIXED_WEEKLY, limit_s=36000.0)}
         self.started: dict[str, Request] = {}
         self.seen: dict[str, Observation] = {}

@@ -109,6 +109,11 @@ def find_key(secrets: Mapping[str, str]) -> AccessKey:
     raise _final(message)
 
 
+def named(key: AccessKey) -> Dict[str, str]:
+    """The key by the names under which `find_key` looks for it."""
+    return {n: v for n, v in zip(_NAMES, (key.identity, key.secret, key.token)) if v}
+
+
 def _section(path: str, profile: str) -> Mapping[str, str]:
     from configparser import Error, RawConfigParser
 

@@ -67,6 +67,8 @@ class PaperSuite:
     patience_s: ClassVar[float] = 15.0
     #: credentials that the options contain, and that may be in no request
     credentials: ClassVar[Sequence[str]] = ()
+    #: a session that was stopped is gone from the platform, with its output
+    stop_erases: ClassVar[bool] = False
 
     def options(self, folder: Path) -> Mapping[str, Any]:
         """The platform's options (plain JSON); `folder` is the test's own."""
@@ -299,10 +301,10 @@ class AdapterSuite(PaperSuite):
         ref = stage.start("s-stop")
         self._is_up(stage, "s-stop", ref)
         stage.adapter.stop(ref)
-        self._is_over(stage, ref)
+        self._is_over(stage, ref, erased=self.stop_erases)
         stage.adapter.stop(ref)
         assert stage.state(ref) in OVER
-        assert stage.adapter.find("s-stop") == ref
+        assert stage.adapter.find("s-stop") == (None if self.stop_erases else ref)
 
     def test_a_killed_session_is_seen_as_ended(self, stage: Stage) -> None:
         """SIGKILL leaves no word behind; the platform says so all the same, to every process."""
@@ -345,6 +347,9 @@ class AdapterSuite(PaperSuite):
     def _real_session(self, stage: Stage, key: str) -> None:
         archive, _ = agent_archive.build(stage.home / "agent")
         ref = stage.start(key, agent=archive)
+        if stage.adapter.capabilities.sealed:
+            self._sealed_session(stage, key, ref)
+            return
         seen = until(
             lambda: stage.hello(key) or stage.state(ref) in OVER,
             seconds=self.patience_s,
@@ -354,7 +359,19 @@ class AdapterSuite(PaperSuite):
         assert seen["session"] == key
         assert stage.state(ref) is PlatformState.RUNNING
         stage.adapter.stop(ref)
+        self._is_over(stage, ref, erased=self.stop_erases)
+
+    def _sealed_session(self, stage: Stage, key: str, ref: SessionRef) -> None:
+        """It has nothing to do, ends by itself, and what it wrote comes home."""
         self._is_over(stage, ref)
+        home = stage.folder / "came home"
+        home.mkdir()
+        collected = stage.adapter.collect(ref, home)
+        assert collected.whole, f"its log: {stage.adapter.logs(ref).text}"
+        assert collected.files >= 2
+        seen = stage.hello(key, home)
+        assert seen is not None, f"no hello; its log: {stage.adapter.logs(ref).text}"
+        assert seen["session"] == key
 
     def _is_up(self, stage: Stage, key: str, ref: SessionRef) -> None:
         def up() -> bool:
@@ -364,9 +381,9 @@ class AdapterSuite(PaperSuite):
 
         until(up, seconds=self.patience_s, why="the session does not come up")
 
-    def _is_over(self, stage: Stage, ref: SessionRef) -> None:
+    def _is_over(self, stage: Stage, ref: SessionRef, *, erased: bool = False) -> None:
         until(
-            lambda: stage.state(ref) is PlatformState.ENDED,
+            lambda: stage.state(ref) in (OVER if erased else (PlatformState.ENDED,)),
             seconds=self.patience_s,
             why="the session is not seen as ended",
         )

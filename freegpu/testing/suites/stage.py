@@ -27,14 +27,14 @@ OVER = (PlatformState.ENDED, PlatformState.GONE)
 
 _STAND_IN = """
 import json, os, signal, sys, time
+stage = {stage!r}
 with open(sys.argv[1]) as file:
-    work = json.load(file)["work"]
-os.makedirs(work, exist_ok=True)
+    session = json.load(file)["session"]
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-with open(os.path.join(work, "pids"), "ab", 0) as file:
+with open(os.path.join(stage, "pids", session), "ab", 0) as file:
     file.write(b"%d\\n" % os.getpid())
 print("the stand-in is up", flush=True)
-leave = os.path.join(os.path.dirname(os.path.abspath(__file__)), "leave")
+leave = os.path.join(stage, "leave")
 for _ in range(1200):
     if os.path.exists(leave):
         break
@@ -60,11 +60,14 @@ class Stage:
         self.adapter = make(self.home)
         self._started: list[SessionRef] = []
         self.stand_in = folder / "stand-in.py"
-        self.stand_in.write_text(_STAND_IN)
+        (folder / "pids").mkdir()
+        # a platform copies it to a machine of its own: it says where it is seen from
+        self.stand_in.write_text(_STAND_IN.format(stage=str(folder.absolute())))
 
     def launch(self, key: str, *, agent: Path | None = None) -> Launch:
         """A launch of the first offer, as the orchestrator would make it; `agent` defaults to the stand-in."""
         offer = self.adapter.offers()[0]
+        sealed = self.adapter.capabilities.sealed
         agent = agent or self.stand_in
         profile = wire.Profile(
             session=key,
@@ -78,6 +81,7 @@ class Stage:
             poll_s=0.1,
             beat_s=0.2,
             margin_s=1.0,
+            idle_s=1.0 if sealed else 60.0,
         )
         digest = wire.sha256(agent.read_bytes())
         return Launch(
@@ -87,7 +91,15 @@ class Stage:
             agent_path=str(agent),
             agent_sha256=digest,
             agent_key=wire.agent_key(digest),
+            tree=str(self._tree(key)) if sealed else "",
         )
+
+    def _tree(self, key: str) -> Path:
+        """What goes in with a sealed launch: the store's mark, and nothing to do."""
+        tree = self.folder / "trees" / key
+        tree.mkdir(parents=True, exist_ok=True)
+        (tree / "freegpu.json").write_bytes(wire.canonical({"format": 1, "home": HOME_ID}))
+        return tree
 
     def start(self, key: str, *, agent: Path | None = None) -> SessionRef:
         """Start a session and remember to end it."""
@@ -114,14 +126,15 @@ class Stage:
     def pids(self, key: str) -> list[int]:
         """The stand-ins that were ever started for this key."""
         try:
-            return [int(pid) for pid in (self.work(key) / "pids").read_text().split()]
+            return [int(pid) for pid in (self.folder / "pids" / key).read_text().split()]
         except FileNotFoundError:
             return []
 
-    def hello(self, key: str) -> dict[str, Any] | None:
-        """The real agent's first word; None: not yet."""
+    def hello(self, key: str, home: Path | None = None) -> dict[str, Any] | None:
+        """The real agent's first word, in the store or in what came `home`; None: not yet."""
         try:
-            data = self.store.get(wire.hello_key(key))
+            store = FolderStore(home, sync=False) if home is not None else self.store
+            data = store.get(wire.hello_key(key))
             return wire.unpack(data, wire.session_key(HOME_KEY, key))
         except (ObjectMissing, wire.Unreadable):
             return None
