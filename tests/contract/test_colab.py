@@ -1,0 +1,50 @@
+"""Colab keeps the contract of a platform: Google's unmodified program against a loopback Colab with real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freegpu.testing.colab_server import ColabServer
+from freegpu.testing.suites import AdapterSuite, Stage
+from tests.servers.colab_cli import colab_program
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ColabServer]:
+    """A loopback Colab that this process and its children reach, and nothing else outside."""
+    with ColabServer(tmp_path / "colab") as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        yield server
+        assert server.refused == []
+
+
+class TestColab(AdapterSuite):
+    """A free account with T4s."""
+
+    name = "colab-cli"
+    adapter = "colab-cli"
+    patience_s = 60.0
+
+    @pytest.fixture(autouse=True)
+    def _colab(self, colab: ColabServer) -> None:
+        """The server lives as long as the test's stage."""
+        colab.set_account(most=3)
+
+    def options(self, folder: Path) -> Mapping[str, Any]:
+        return {
+            "accepted": "free-unattended-use",
+            "cli": colab_program(),
+            "token": str(folder / "colab" / "token.json"),
+        }
+
+    def test_it_offers_what_the_account_is_eligible_for(self, stage: Stage) -> None:
+        """A T4 of the pool of compute units."""
+        (offer,) = stage.adapter.offers()
+        assert (offer.card, offer.count, offer.pool) == ("T4", 1, "ccu")
