@@ -46,7 +46,7 @@ from freegpu.adapters.base import (
 )
 from freegpu.adapters.hosts import LOG_PAGE, held, write_private
 from freegpu.agent.wire import check_name
-from freegpu.clock import Clock
+from freegpu.clock import Clock, utc
 from freegpu.errors import (
     AdapterError,
     AuthError,
@@ -105,14 +105,14 @@ class ColabAdapter:
     rules: ClassVar[Rules] = Rules(
         name="free-unattended-use",
         sentences=(
-            "Colab's FAQ, as others quote it, says that runtimes of accounts without a positive balance of compute units"
+            ("Colab's FAQ, as others quote it, says that runtimes of accounts without a positive balance of compute units"
             " may be ended at any time and without warning, and names among the reasons distributed computing workers,"
-            " remote control such as SSH, and working around the notebook.",
-            "Google offers the colab program for automation, but no text of Google's says how the two go together: a queue"
-            " that starts free runtimes by itself may be taken for such a worker, and accounts have been blocked in error.",
+            " remote control such as SSH, and working around the notebook."),
+            ("Google offers the colab program for automation, but no text of Google's says how the two go together: a queue"
+            " that starts free runtimes by itself may be taken for such a worker, and accounts have been blocked in error."),
             "Several accounts to get around limits are forbidden to everybody.",
-            "freegpu starts runtimes for your own jobs only, gives them back when the queue is empty, and does nothing to"
-            " look busy; --only-paid starts them only while you have a positive balance, which is what we recommend.",
+            ("freegpu starts runtimes for your own jobs only, gives them back when the queue is empty, and does nothing to"
+            " look busy; --only-paid starts them only while you have a positive balance, which is what we recommend."),
         ),
         url=FAQ,
     )
@@ -224,7 +224,7 @@ class ColabAdapter:
                 used_s=0.0,
                 limit_s=None if told.left is None else max(0.0, told.left) * 3600,
                 resets_at=told.refill,
-                as_of=self._clock.now(),
+                as_of=utc(self._clock),
             )
         ]
 
@@ -249,9 +249,7 @@ class ColabAdapter:
         self._refuse_blocked()
         gpu = str(request.payload["gpu"])
         if gpu not in GPUS:
-            raise RejectedError(
-                f"Colab's program has no GPU that is called {gpu!r}", **self._who()
-            )
+            raise RejectedError(f"Colab's program has no GPU that is called {gpu!r}", **self._who())
         place = self._place(request.key)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with held(place / "lock") as lock:
@@ -330,7 +328,9 @@ class ColabAdapter:
             return LogPage(text="", cursor=cursor)
         self._refuse_blocked()
         fresh = place / "agent.log.new"
-        with contextlib.suppress(AdapterError):  # a runtime that is gone shows what was read of it before
+        with contextlib.suppress(
+            AdapterError
+        ):  # a runtime that is gone shows what was read of it before
             self._colab(
                 place, ["download", "-s", str(ref), f"content/{_remote(ref)}.log", str(fresh)]
             )
@@ -376,9 +376,7 @@ class ColabAdapter:
         """Why there is no runtime: the outcome in the body goes before the status, and both before what was printed."""
         last = next((a for a in reversed(answers) if "/assign" in a.url), None)
         if last is None:
-            return UnreachableError(
-                f"colab new came to no answer: {said.tail}", **self._who()
-            )
+            return UnreachableError(f"colab new came to no answer: {said.tail}", **self._who())
         outcome, status = last.json.get("outcome"), last.status
         if outcome == 5:
             self._block()
@@ -551,7 +549,9 @@ class ColabAdapter:
         config = place / ".config" / "colab-cli"
         config.mkdir(mode=0o700, parents=True, exist_ok=True)
         link = config / "token.json"
-        if not link.is_symlink():  # the program writes a new token through it into the person's own file
+        if (
+            not link.is_symlink()
+        ):  # the program writes a new token through it into the person's own file
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(self.token_path.absolute())
         write_private(config / "settings.json", b'{"enable_update_check": false}')
@@ -609,7 +609,8 @@ class ColabAdapter:
                     child.wait(0.1 if until else max(0.1, end - time.monotonic()))
                     return True
                 if until and any(
-                    line.startswith(until) for line in out.read_text(errors="replace").split("\n")[:-1]
+                    line.startswith(until)
+                    for line in out.read_text(errors="replace").split("\n")[:-1]
                 ):
                     return True
             return False
@@ -653,7 +654,9 @@ class ColabAdapter:
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
 
-    def _ask(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def _ask(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """One request with the program's own sign-in. An empty answer is {}."""
         import httpx
 
@@ -665,7 +668,9 @@ class ColabAdapter:
             **(headers or {}),
         }
         try:
-            reply = self._client.request(method, url, params=None if "?" in url else {"authuser": "0"}, headers=around)
+            reply = self._client.request(
+                method, url, params=None if "?" in url else {"authuser": "0"}, headers=around
+            )
         except httpx.HTTPError as error:
             raise UnreachableError(
                 f"Colab does not answer: {type(error).__name__}",
@@ -673,7 +678,9 @@ class ColabAdapter:
                 **self._who(),
             ) from error
         if reply.status_code >= 400:
-            raise self._error(reply.status_code, reply.headers, url.rpartition("/tun/m/")[2].partition("/")[0])
+            raise self._error(
+                reply.status_code, reply.headers, url.rpartition("/tun/m/")[2].partition("/")[0]
+            )
         return _body(reply.text)
 
     def _error(self, status: int, headers: Mapping[str, str], what: str) -> AdapterError:
@@ -717,7 +724,9 @@ class ColabAdapter:
             moment = datetime.fromisoformat(str(ends).replace("Z", "+00:00")) if ends else None
         except FileNotFoundError:
             raise AuthError(
-                f"the colab program has no sign-in at {self.token_path}", hint=_SIGN_IN, **self._who()
+                f"the colab program has no sign-in at {self.token_path}",
+                hint=_SIGN_IN,
+                **self._who(),
             ) from None
         except (OSError, ValueError, KeyError, TypeError):
             raise AuthError(
@@ -746,7 +755,7 @@ class ColabAdapter:
         if (self.folder / "blocked.json").exists():
             raise self._blocked()
 
-    def _who(self) -> dict[str, str]:
+    def _who(self) -> dict[str, Any]:
         return {"adapter": self.name, "account": self.account}
 
     # --- diagnosis --------------------------------------------------------------------------------------
@@ -758,14 +767,15 @@ class ColabAdapter:
             yield Finding(name="account", ok=False, detail=blocked.message, hint=blocked.hint)
             return
         try:
-            _, ends = self._signed_in()
             self._bearer()
             told = self._ccu()
         except AdapterError as error:
             name = "credentials" if isinstance(error, AuthError) else "quota"
             yield Finding(name=name, ok=False, detail=error.message, hint=error.hint)
             return
-        yield Finding(name="credentials", ok=True, detail=f"the colab program's own, in {self.token_path}")
+        yield Finding(
+            name="credentials", ok=True, detail=f"the colab program's own, in {self.token_path}"
+        )
         yield self._diagnose_quota(told)
         yield from self._diagnose_clock()
         if store.startswith("folder:"):
@@ -802,7 +812,11 @@ class ColabAdapter:
 
     def _diagnose_quota(self, told: _Ccu) -> Finding:
         cards_told = ", ".join(sorted(told.eligible)) or "no GPU"
-        left = "Colab does not tell what is left" if told.left is None else f"{told.left:g} compute units are left"
+        left = (
+            "Colab does not tell what is left"
+            if told.left is None
+            else f"{told.left:g} compute units are left"
+        )
         kind = "a paid balance" if told.paid else "no paid balance"
         refill = f", refilled at {told.refill:%Y-%m-%d %H:%M} UTC" if told.refill else ""
         if self.only_paid and not told.paid:
@@ -811,7 +825,9 @@ class ColabAdapter:
                 ok=None,
                 detail=f"{kind}, and only_paid is set: nothing is started ({left}{refill})",
             )
-        return Finding(name="quota", ok=True, detail=f"{kind}, {left}{refill}; eligible: {cards_told}")
+        return Finding(
+            name="quota", ok=True, detail=f"{kind}, {left}{refill}; eligible: {cards_told}"
+        )
 
     def _diagnose_clock(self) -> Iterator[Finding]:
         assert self._client is not None  # noqa: S101 - it has just been used
@@ -874,7 +890,10 @@ class _Ccu:
         balance = _number(told.get("currentBalance")) or 0.0
         free = told.get("freeCcuQuotaInfo")
         free = free if isinstance(free, dict) else {}
-        milli, refill = _number(free.get("remainingTokens")), _number(free.get("nextRefillTimestampSec"))
+        milli, refill = (
+            _number(free.get("remainingTokens")),
+            _number(free.get("nextRefillTimestampSec")),
+        )
         left = balance if balance > 0 else None if milli is None else milli / 1000
         return cls(
             paid=balance > 0,

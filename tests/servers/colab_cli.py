@@ -54,8 +54,8 @@ def _candidates() -> Iterator[str]:
     for minor in (13, 12, 14):
         if found := shutil.which(f"python3.{minor}"):
             yield found
-    for found in sorted(Path.home().glob(".pyenv/versions/3.1[2-9]*/bin/python3")):
-        yield str(found)
+    for path in sorted(Path.home().glob(".pyenv/versions/3.1[2-9]*/bin/python3")):
+        yield str(path)
     if found := shutil.which("python3"):
         yield found
 

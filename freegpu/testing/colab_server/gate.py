@@ -76,9 +76,7 @@ def certificates(folder: Path) -> Path:
         .sign(root_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    plain = key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    plain = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     write_private(folder / "ca.pem", root.public_bytes(pem))
     write_private(folder / "front.pem", plain + leaf.public_bytes(pem))
     return folder / "ca.pem"

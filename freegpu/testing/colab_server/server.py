@@ -133,9 +133,7 @@ class ColabServer(PlatformServer):
 
     def set_account(self, **told: Any) -> None:
         """Change what the account has; see ACCOUNT."""
-        write_private(
-            self.folder / "account.json", json.dumps({**self.account(), **told}).encode()
-        )
+        write_private(self.folder / "account.json", json.dumps({**self.account(), **told}).encode())
 
     def account(self) -> dict[str, Any]:
         """What the account has now."""
@@ -278,16 +276,17 @@ class ColabServer(PlatformServer):
         known = cards.find(came)
         accelerator = known.name if known is not None and known.name in _DRIVER else came
         endpoint = f"gpu-{came.lower().replace(' ', '-')[:12]}-{secrets.token_hex(6)}"
+        port = _free_port()
         with self.lock:
             vm = {
                 "nbh": nbh,
                 "accelerator": accelerator,
                 "variant": _VARIANTS.get(heard.query.get("variant", "DEFAULT"), 0),
-                "port": _free_port(),
+                "port": port,
             }
             self._boot(endpoint, vm, came)
             self._vms[endpoint] = vm
-        self._until_up(endpoint, vm["port"])
+        self._until_up(endpoint, port)
         listed = self._listed(endpoint)
         return _json({**listed, "fit": 5400, "sub": 0, "subTier": 0, "outcome": 0})
 
@@ -338,14 +337,13 @@ class ColabServer(PlatformServer):
             words,
             files={
                 "content/.keep": b"",
-                "home/.ipython/profile_default/startup/00-content.py": _STARTUP.format(
-                    content=str(place / "content")
-                ).encode(),
+                "site/sitecustomize.py": _STARTUP.format(content=str(place / "content")).encode(),
             },
             cards=hardware,
             env={
                 "TBE_RUNTIME_ADDR": f"{self.url.removeprefix('http://')}/vm/{endpoint}",
                 "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+                "PYTHONPATH": str(place / "site"),
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
         )
