@@ -105,14 +105,20 @@ class ColabAdapter:
     rules: ClassVar[Rules] = Rules(
         name="free-unattended-use",
         sentences=(
-            ("Colab's FAQ, as others quote it, says that runtimes of accounts without a positive balance of compute units"
-            " may be ended at any time and without warning, and names among the reasons distributed computing workers,"
-            " remote control such as SSH, and working around the notebook."),
-            ("Google offers the colab program for automation, but no text of Google's says how the two go together: a queue"
-            " that starts free runtimes by itself may be taken for such a worker, and accounts have been blocked in error."),
+            (
+                "Colab's FAQ, as others quote it, says that runtimes of accounts without a positive balance of compute units"
+                " may be ended at any time and without warning, and names among the reasons distributed computing workers,"
+                " remote control such as SSH, and working around the notebook."
+            ),
+            (
+                "Google offers the colab program for automation, but no text of Google's says how the two go together: a queue"
+                " that starts free runtimes by itself may be taken for such a worker, and accounts have been blocked in error."
+            ),
             "Several accounts to get around limits are forbidden to everybody.",
-            ("freegpu starts runtimes for your own jobs only, gives them back when the queue is empty, and does nothing to"
-            " look busy; --only-paid starts them only while you have a positive balance, which is what we recommend."),
+            (
+                "freegpu starts runtimes for your own jobs only, gives them back when the queue is empty, and does nothing to"
+                " look busy; --only-paid starts them only while you have a positive balance, which is what we recommend."
+            ),
         ),
         url=FAQ,
     )

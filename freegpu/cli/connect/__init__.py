@@ -18,6 +18,13 @@ SECTIONS: Sections = MappingProxyType(
             "store": ("store", "store", "Use this store from now on, and find out what it can do."),
             "drive": ("drive", "drive", "Sign in to Google Drive, to keep the store there."),
         },
+        "Platforms": {
+            "colab": (
+                "colab",
+                "colab",
+                "Let freegpu start Colab runtimes by Google's own program.",
+            ),
+        },
     }
 )
 

@@ -17,7 +17,7 @@ from freegpu.cli.call import Call
 from freegpu.cli.output import Output
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState
 from freegpu.jobs.model import Accelerator, JobSpec, Needs
-from freegpu.orchestrator.connection import Connected
+from freegpu.orchestrator.connection import Connected, PlatformConnected
 from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score
 from freegpu.orchestrator.probe import Latency, Measured, Space
 from freegpu.orchestrator.views import (
@@ -343,6 +343,26 @@ class FakeWorkspace:
             notes=(),
         )
         return self._answer("connect_store", usual, url, force)
+
+    def connect_platform(
+        self,
+        name: str,
+        adapter: str,
+        options: Any,
+        *,
+        store: str | None = None,
+        accept: Any = (),
+    ) -> Any:
+        usual = PlatformConnected(
+            platform=name,
+            adapter=adapter,
+            account="yours",
+            file="/h/freegpu.toml",
+            findings=(),
+            connected=True,
+            changed=True,
+        )
+        return self._answer("connect_platform", usual, name, adapter, dict(options), tuple(accept))
 
     def doctor_store(self, say: Any = None) -> Any:
         usual = StoreReport(
