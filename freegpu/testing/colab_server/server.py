@@ -52,7 +52,7 @@ _DRIVER: Mapping[str, Hardware] = MappingProxyType(
 _VARIANTS: Mapping[str, int] = MappingProxyType({"DEFAULT": 0, "GPU": 1, "TPU": 2})
 #: the colab program makes /content in its kernel and goes there; here that is a folder of the machine
 _STARTUP = """
-
+import os
 def _here(function):
     def call(path, *rest, **more):
         return function({content!r} if path == "/content" else path, *rest, **more)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -295,6 +296,8 @@ MEASURED = Measured(
 
 class FakeWorkspace:
     """Answers what it is told; notes what it is asked. `fails`: method -> what it raises."""
+
+    settings = SimpleNamespace(home=Path("/h"))
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
