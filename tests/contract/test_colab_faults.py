@@ -216,7 +216,7 @@ def test_the_faults_of_the_line_have_names(colab: ColabServer, stage: Stage) -> 
         ({"throttle_s": None, "fail": 500}, UnreachableError),
         ({"fail": None, "expired_token": True}, AuthError),
     ):
-        colab.set_faults(**faults)  # type: ignore[arg-type]
+        colab.set_faults(**faults)
         with pytest.raises(kind) as caught:
             stage.adapter.offers()
         if isinstance(caught.value, RateLimitedError):

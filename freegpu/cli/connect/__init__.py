@@ -22,7 +22,7 @@ SECTIONS: Sections = MappingProxyType(
             "colab": (
                 "colab",
                 "colab",
-                "Let freegpu start Colab runtimes by Google's own program.",
+                "Let freegpu start Colab runtimes through Google's own colab program.",
             ),
         },
     }
