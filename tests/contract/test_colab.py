@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,3 +50,20 @@ class TestColab(AdapterSuite):
         """A T4 of the pool of compute units."""
         (offer,) = stage.adapter.offers()
         assert (offer.card, offer.count, offer.pool) == ("T4", 1, "ccu")
+
+    def test_the_request_is_the_golden_one(self, stage: Stage) -> None:
+        """What a start sends is read before it changes; UPDATE_GOLDEN=1 writes the file anew."""
+        launch = stage.launch("s-golden")
+        text = json.dumps(stage.adapter.render(launch).payload, indent=2, sort_keys=True)
+        for said, stands in (
+            (launch.profile.key, "KEY"),
+            (launch.agent_path, "AGENT"),
+            (launch.profile.work, "WORK"),
+            (launch.profile.store, "STORE"),
+        ):
+            text = text.replace(said, stands)
+        golden = Path(__file__).parents[1] / "golden" / "requests" / "colab.json"
+        if os.environ.get("UPDATE_GOLDEN"):
+            golden.parent.mkdir(parents=True, exist_ok=True)
+            golden.write_text(text + "\n")
+        assert text + "\n" == golden.read_text()
