@@ -72,8 +72,7 @@ TRIED = "0.7.5"
 POOL = "ccu"
 #: cards that the program can ask for. It takes every other word for an A100, without saying so.
 GPUS = ("T4", "L4", "G4", "A100", "H100")
-#: Compute units an hour until Colab has told what a runtime of ours really takes; nothing is published, so these
-#: are guesses on the high side
+#: Compute units an hour; nothing is published, so these are guesses on the high side
 _GUESSED_RATES: Mapping[str, float] = MappingProxyType(
     {"T4": 2.0, "L4": 5.0, "G4": 10.0, "A100": 15.0, "H100": 20.0}
 )
@@ -202,7 +201,6 @@ class ColabAdapter:
         told = self._ccu()
         if self.only_paid and not told.paid:
             return []
-        rates = self._rates()
         return [
             Offer(
                 platform=self.name,
@@ -214,7 +212,7 @@ class ColabAdapter:
                 session_limit_s=SESSION_S,
                 start_delay_s=40.0,
                 pool=POOL,
-                rate=rates.get(gpu, _GUESSED_RATES[gpu]),
+                rate=_GUESSED_RATES[gpu],
             )
             for gpu in self.gpus
             if gpu in told.eligible and (known := cards.find(gpu)) is not None
@@ -651,14 +649,6 @@ class ColabAdapter:
         with contextlib.suppress(_NotFoundError):
             proof = str(self._ask("GET", url).get("token", ""))
             self._ask("POST", url, {"X-Goog-Colab-Token": proof})
-
-    def _rates(self) -> dict[str, float]:
-        """Compute units an hour, as Colab told them while a runtime of ours ran."""
-        try:
-            told = json.loads((self.folder / "rates.json").read_bytes())
-            return {str(gpu): float(rate) for gpu, rate in told.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            return {}
 
     def _ask(
         self, method: str, url: str, headers: Mapping[str, str] | None = None
