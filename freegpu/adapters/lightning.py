@@ -672,13 +672,12 @@ class LightningAdapter:
                 hint="`lightning login` or set LIGHTNING_API_KEY and LIGHTNING_USER_ID anew",
             )
         if status == 429:
-            error = RateLimitedError(
+            return RateLimitedError(
                 said,
                 retry_after_s=_number(answer.headers.get("Retry-After")),
                 adapter=self.name,
                 account=self.account,
             )
-            return error
         if status >= 500 or status in (408, 425):
             return self._error(UnreachableError, said)
         if status == 404:

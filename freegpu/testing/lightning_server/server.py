@@ -17,6 +17,7 @@ from freegpu.testing.platform_server import Heard, PlatformServer, Reply
 __all__ = ["LightningServer"]
 
 PROJECT, CLUSTER, USER = "prj-1", "lightning-public-prod", "usr-1"
+OUT_OF_FUNDS = "USER_STOP_WORKLOAD_REASON_OUT_OF_FUNDS"
 _ROUTES = [
     (method, re.compile(path), name)
     for method, path, name in (
@@ -66,10 +67,10 @@ class LightningServer(PlatformServer):
 
     starts: ClassVar[frozenset[str]] = frozenset({"create_job"})
 
-    def __init__(self, folder: Path, *, port: int = 0, credits_: float = 5.0) -> None:
+    def __init__(self, folder: Path, *, port: int = 0, balance: float = 5.0) -> None:
         super().__init__(folder, port=port)
         self.key = "key-of-lightning"
-        self.credits = credits_
+        self.credits = balance
         #: machines by slug that have run out
         self.full: set[str] = set()
         #: sources of the balance that lie, by operation
@@ -102,9 +103,9 @@ class LightningServer(PlatformServer):
             if m == heard.method and (match := path.fullmatch(heard.path))
         )
         id_ = found.groupdict().get("id", "")
-        if name in ("studio", "delete_studio", "create_run", "blobs", "complete"):
-            if id_ not in self.studios:
-                return self.error(404, "cloudspace not found")
+        of_studio = name in ("studio", "delete_studio", "create_run", "blobs", "complete")
+        if of_studio and id_ not in self.studios:
+            return self.error(404, "cloudspace not found")
         if name in ("job", "update_job", "delete_job") and id_ not in self.jobs:
             return self.error(404, "job not found")
         reply: Reply = getattr(self, f"_{name}")(heard, id_)
@@ -255,6 +256,7 @@ class LightningServer(PlatformServer):
             "id": id_, "name": self._free(str(body["name"]), self.jobs), "projectId": PROJECT,
             "spec": spec, "createdAt": created, "startedAt": created, "price": row[3], "stop": False,
         }  # fmt: skip
+        job["funds_s"] = left * 3600 / row[3]
         self.jobs[id_] = job
         wrong = self.fault("wrong_card", "create_job")
         name = wrong or {"T4": "Tesla T4"}.get(row[0], f"NVIDIA {row[0]}")
@@ -263,8 +265,8 @@ class LightningServer(PlatformServer):
             ["/bin/bash", "-e", "-c", spec["command"]],
             files={f"home/{p}": data for p, data in self.files[spec["cloudspaceId"]].items()},
             cards=Hardware(name=name, count=row[2]) if row[2] else None,
-            limit_s=left * 3600 / row[3],
-            reason="USER_STOP_WORKLOAD_REASON_OUT_OF_FUNDS",
+            limit_s=job["funds_s"],
+            reason=OUT_OF_FUNDS,
             cwd="home",
         )
         return Reply(json=self._shown(job))
@@ -274,18 +276,22 @@ class LightningServer(PlatformServer):
         id_ = str(job["id"])
         record = self.machines.record(id_)
         code = self.machines.exit_code(id_)
-        message = str(record.get("reason") or "")
+        message = ""
+        if code is None and not self.machines.alive(id_) and not job["stop"] and record:
+            # by the money and not by the watcher's note, which comes a moment after the kill
+            lasted = float(record["ended"] or time.time()) - float(record["started"])
+            message = OUT_OF_FUNDS if lasted >= float(job["funds_s"]) else "the machine is gone"
         if self.machines.alive(id_):
             state = "stopping" if job["stop"] else "running"
-        elif job["stop"] or message:
+        elif job["stop"] or message == OUT_OF_FUNDS:
             state = "stopped"
         else:
             state = "completed" if code == 0 else "failed"
-            message = "" if code == 0 else f"exit code {code}"
+            message = "" if code == 0 else message or f"exit code {code}"
         if self.fault("lies_running", "job"):
             state = "running"
         state = str(self.fault("unknown_word", "job") or state)
-        hidden = ("price", "stop")
+        hidden = ("price", "stop", "funds_s")
         told = {name: value for name, value in job.items() if name not in hidden}
         return {**told, "state": state, "message": message, "totalCost": self._cost(job)}
 

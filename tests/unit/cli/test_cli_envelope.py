@@ -24,6 +24,7 @@ LINES: dict[str, tuple[list[str], str]] = {
     "init": (["init"], "init"),
     "cell": (["cell", "colab"], "cell"),
     "connect store": (["connect", "store", "folder:/data"], "connect_store"),
+    "connect lightning": (["connect", "lightning"], "connect_platform"),
     "doctor": (["doctor"], "doctor"),
     "submit": (["submit", "job.yaml"], "submit"),
     "cancel": (["cancel", "k3"], "cancel"),
