@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from freegpu.adapters.base import Launch, Offer
+from freegpu.adapters.lightning import LightningAdapter
+from freegpu.agent import wire
+from freegpu.clock import SystemClock
 from freegpu.testing.lightning_server import LightningServer
 from freegpu.testing.suites import AdapterSuite
 
@@ -29,3 +35,36 @@ class TestLightning(AdapterSuite):
 
     def options(self, folder: Path) -> Mapping[str, Any]:
         return {"teamspace": "ada/lab"}
+
+
+def test_the_request_is_the_golden_one(tmp_path: Path) -> None:
+    """All that is asked of the platform; a change of it is looked at. UPDATE_GOLDEN=1 writes it anew."""
+    offer = Offer(
+        platform="lightning", account="ada/lab", card="T4", vram_gb=16, pool="credits", rate=0.55
+    )
+    profile = wire.Profile(
+        session="s-1",
+        home="h-1",
+        platform="lightning",
+        key="ab" * 32,
+        store="s3://bucket",
+        work="work",
+        slots=(wire.Slot(index=0, card="T4", gpus=("0",), vram_gb=16.0, precision="fp16"),),
+        limit_s=3600.0,
+    )
+    launch = Launch(
+        key="s-1",
+        offer=offer,
+        profile=profile,
+        agent_path="/h/agent.pyz",
+        agent_sha256="0" * 64,
+        agent_key="agent/a.pyz",
+    )
+    adapter = LightningAdapter.from_options(
+        "lightning", {"teamspace": "ada/lab"}, home=tmp_path, clock=SystemClock()
+    )
+    told = json.dumps(adapter.render(launch).payload, indent=1, sort_keys=True) + "\n"
+    path = Path(__file__).parents[1] / "golden" / "lightning-request.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(told)
+    assert told == path.read_text()

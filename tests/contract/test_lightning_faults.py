@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from freegpu.adapters.base import PlatformState, SessionRef
+from freegpu.adapters.lightning import LightningAdapter
 from freegpu.adapters.wrappers import Patient
 from freegpu.clock import SystemClock
 from freegpu.errors import (
@@ -142,9 +143,7 @@ def test_an_unknown_word_says_nothing(stage: Stage, server: LightningServer) -> 
     assert (seen.state, seen.raw) == (PlatformState.UNKNOWN, "IMAGE_BUILDING")
 
 
-def test_an_outage_is_not_an_empty_list_of_machines(
-    stage: Stage, server: LightningServer
-) -> None:
+def test_an_outage_is_not_an_empty_list_of_machines(stage: Stage, server: LightningServer) -> None:
     """The SDK swallows every exception there."""
     server.set_faults(fail={"value": 503, "only": ["accelerators"]})
     with pytest.raises(UnreachableError):
@@ -208,13 +207,16 @@ def test_paid_use_is_allowed_by_name_and_ceiling_alone(tmp_path: Path, paid: Any
         made(tmp_path, paid=paid)
 
 
-def test_a_session_that_ran_out_of_funds_says_so(stage: Stage, server: LightningServer) -> None:
+def test_a_session_that_ran_out_of_funds_says_so(
+    stage: Stage, server: LightningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed without notice; the reason is the quota, so the job moves on from its checkpoint."""
     request = stage.adapter.render(stage.launch("s-1"))
-    server.credits = 0.2
-    stage.adapter._affordable = lambda *_: next(  # type: ignore[attr-defined]
-        m for m in stage.adapter._offered() if m.card == "T4"  # type: ignore[attr-defined]
-    )
+    adapter = stage.adapter
+    assert isinstance(adapter, LightningAdapter)
+    machine = adapter._affordable("T4", 1)
+    # between the look and the start others used the balance up but for two seconds
+    monkeypatch.setattr(adapter, "_affordable", lambda *_: machine)
     server.credits = 2 * 0.55 / 3600
     ref = stage.start_request(request)
     until(lambda: stage.state(ref) is PlatformState.ENDED)
@@ -330,9 +332,7 @@ def test_a_teamspace_that_is_not_there_is_told_with_those_that_are(
     assert "--teamspace" in caught.value.hint
 
 
-def test_the_wrong_card_is_seen_by_the_machine_alone(
-    stage: Stage, server: LightningServer
-) -> None:
+def test_the_wrong_card_is_seen_by_the_machine_alone(stage: Stage, server: LightningServer) -> None:
     """The platform does not tell which card came: the adapter claims none, and the agent's hello says it."""
     server.set_faults(wrong_card="Tesla P100-PCIE-16GB")
     ref = stage.start("s-1")

@@ -19,7 +19,9 @@ PAID = "paid-use"
     "freegpu connect lightning --teamspace ada/lab --machines T4,L4\n"
     "freegpu connect lightning --paid-ceiling 5 --accept paid-use",
 )
-@click.option("--teamspace", metavar="OWNER/NAME", help="Which teamspace; needed if you have several.")
+@click.option(
+    "--teamspace", metavar="OWNER/NAME", help="Which teamspace; needed if you have several."
+)
 @click.option("--machines", metavar="CARDS", help="Cards that may be started, e.g. T4,L4,T4x4.")
 @click.option(
     "--paid-ceiling",

@@ -23,6 +23,7 @@ _ROUTES = [
     for method, path, name in (
         ("GET", r"/v1/auth/user", "user"),
         ("GET", r"/v1/memberships", "memberships"),
+        ("GET", r"/v1/orgs", "orgs"),
         ("GET", r"/v1/projects/[^/]+", "project"),
         ("GET", r"/v1/projects/[^/]+/clusters", "clusters"),
         ("GET", r"/v1/core/clusters", "clusters"),
@@ -128,6 +129,9 @@ class LightningServer(PlatformServer):
             "balance": self.wrong_balance.get("memberships", self._left()),
         }  # fmt: skip
         return Reply(json={"memberships": [row]})
+
+    def _orgs(self, heard: Heard, _: str) -> Reply:
+        return Reply(json={"organizations": []})
 
     def _project(self, heard: Heard, _: str) -> Reply:
         told = {"id": PROJECT, "name": "lab", "displayName": "lab", "ownerId": USER}
