@@ -24,6 +24,7 @@ SECTIONS: Sections = MappingProxyType(
                 "colab",
                 "Let freegpu start Colab runtimes through Google's own colab program.",
             ),
+            "lightning": ("lightning", "lightning", "Use your Lightning AI account from now on."),
         },
     }
 )

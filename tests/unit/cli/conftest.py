@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import pytest
 
+from freegpu.adapters.base import Finding
 from freegpu.cli.app import run
 from freegpu.cli.call import Call
 from freegpu.cli.output import Output

@@ -25,6 +25,7 @@ LINES: dict[str, tuple[list[str], str]] = {
     "cell": (["cell", "colab"], "cell"),
     "connect store": (["connect", "store", "folder:/data"], "connect_store"),
     "connect colab": (["connect", "colab"], "connect_platform"),
+    "connect lightning": (["connect", "lightning"], "connect_platform"),
     "doctor": (["doctor"], "doctor"),
     "submit": (["submit", "job.yaml"], "submit"),
     "cancel": (["cancel", "k3"], "cancel"),
