@@ -186,25 +186,30 @@ class Line:
         source: Source = b"",
         *,
         timeout: float | None,
+        total: float | None = None,
         limit: int = OUTPUT,
-        until: Callable[[bytes], bool] | None = None,
+        until: Callable[[bytearray], bool] | None = None,
         head: bytes = b"",
     ) -> Said:
         """Run a command on the host and give it `head` and `source` on its stdin.
 
         Both outputs are read while it runs, or a command that fills one of them would never end. `timeout`: seconds
-        without a sign of life; `until`: what was printed so far is all that is wanted. Raises what paramiko raises.
+        without a sign of life, `total`: for everything. `until`: what was printed so far is all that is wanted.
+        Raises what paramiko raises, and TimeoutError.
         """
+        end = None if total is None else time.monotonic() + total
         with self.transport().open_session(timeout=CONNECT_S) as channel:
             channel.settimeout(timeout)
             channel.exec_command(command)
             heard = _Heard(channel, limit)
             for block in _blocks(head, source):
+                _in_time(end)
                 channel.sendall(block)
                 heard.take()
             # a server that is forced to speak SFTP waits for words of ours: it gets an end instead
             channel.shutdown_write()
-            while not heard.over and not (until is not None and until(bytes(heard.out))):
+            while not heard.over and not (until is not None and until(heard.out)):
+                _in_time(end)
                 heard.wait(timeout)
             code = None
             if heard.over and channel.status_event.wait(CONNECT_S if timeout is None else timeout):
@@ -391,6 +396,11 @@ class _Heard:
             raise TimeoutError("no answer")
         if not self.take() and not self.over:
             time.sleep(0.005)  # the pipe told of bytes that are not there yet
+
+
+def _in_time(end: float | None) -> None:
+    if end is not None and time.monotonic() > end:
+        raise TimeoutError("no end of its answer")
 
 
 def _blocks(head: bytes, source: Source) -> Iterator[bytes]:
