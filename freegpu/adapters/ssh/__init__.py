@@ -13,7 +13,7 @@ import re
 import secrets as random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -34,7 +34,16 @@ from freegpu.adapters.base import (
     WindowKind,
 )
 from freegpu.adapters.ssh import findings
-from freegpu.adapters.stores.ssh import KeyRefused, Line, Said, SshRefused, broke, parse_target
+from freegpu.adapters.stores.ssh import (
+    HostKey,
+    KeyRefused,
+    Line,
+    Said,
+    SshRefused,
+    broke,
+    parse_target,
+)
+from freegpu.adapters.stores.ssh_known import Verdict
 from freegpu.agent.stores.base import Source, StoreError
 from freegpu.agent.wire import check_name
 from freegpu.clock import Clock
@@ -256,6 +265,36 @@ class SshAdapter:
             return [*findings.of_line(self.line), findings.of_error(error)]
         return [*findings.of_line(self.line), *findings.of_host(told, before, after)]
 
+    def trust(self, fingerprints: Collection[str]) -> None:
+        """Know the host's key from now on, and those of hosts on the way, if a person has named their fingerprints.
+
+        AuthError: another key was shown, or one that no word can make good (revoked, or not the one that ssh knows).
+        """
+        while True:
+            try:
+                with self._lock:
+                    key = self.line.look()
+                    if key.verdict is Verdict.KNOWN:
+                        return
+            except KeyRefused as error:
+                key = error.key
+            except Exception as error:
+                self._fail(error)
+            if key.fingerprint not in fingerprints or not self._acceptable(key):
+                raise AuthError(
+                    f"{key.host} shows the key {key.kind} {key.fingerprint}"
+                    + ("" if self._acceptable(key) else f", which {key.file} speaks against"),
+                    hint="no other key was accepted: compare it with what the host's owner tells you",
+                    **self._who,
+                )
+            self.line.accept(key)
+
+    def _acceptable(self, key: HostKey) -> bool:
+        """Whether a person's word is enough: not against a revocation, and not against the user's own known_hosts."""
+        return key.verdict in (Verdict.UNKNOWN, Verdict.OTHER_TYPE) or (
+            key.verdict is Verdict.CHANGED and key.file == self.line.own
+        )
+
     def close(self) -> None:
         self.line.close()
 
@@ -286,11 +325,13 @@ class SshAdapter:
     def _fail(self, error: Exception) -> NoReturn:
         """The error as an AdapterError."""
         if isinstance(error, KeyRefused):
-            raise AuthError(
-                str(error),
-                hint=f"or `freegpu connect ssh {self.target}`, which shows it and takes your word for it",
-                **self._who,
-            ) from error
+            hint = ""
+            if self._acceptable(error.key):
+                hint = (
+                    "if you know from elsewhere that this is its key:"
+                    f" `freegpu connect ssh {self.target} --accept-key {error.key.fingerprint}`"
+                )
+            raise AuthError(str(error), hint=hint, **self._who) from error
         if isinstance(error, SshRefused):
             raise AuthError(str(error), **self._who) from error
         if isinstance(error, ImportError):

@@ -525,8 +525,9 @@ def main() -> None:
             "file": str(getattr(error, "filename", "") or ""),
         }
     answer["now"] = time.time()
-    sys.stdout.write("\n%s%s%s\n" % (mark, json.dumps(answer), mark[::-1]))
-    sys.stdout.flush()
+    text = "\n%s%s%s\n" % (mark, json.dumps(answer), mark[::-1])
+    with open(1, "wb", closefd=False) as out:
+        out.write(text.encode())
 
 
 if __name__ == "__main__":

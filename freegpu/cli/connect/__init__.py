@@ -18,6 +18,9 @@ SECTIONS: Sections = MappingProxyType(
             "store": ("store", "store", "Use this store from now on, and find out what it can do."),
             "drive": ("drive", "drive", "Sign in to Google Drive, to keep the store there."),
         },
+        "Platforms": {
+            "ssh": ("ssh", "ssh", "Use a host that you reach by ssh from now on."),
+        },
     }
 )
 

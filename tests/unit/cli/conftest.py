@@ -12,12 +12,13 @@ from typing import Any, Self
 
 import pytest
 
+from freegpu.adapters.base import Finding
 from freegpu.cli.app import run
 from freegpu.cli.call import Call
 from freegpu.cli.output import Output
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState
 from freegpu.jobs.model import Accelerator, JobSpec, Needs
-from freegpu.orchestrator.connection import Connected
+from freegpu.orchestrator.connection import Connected, PlatformConnected
 from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score
 from freegpu.orchestrator.probe import Latency, Measured, Space
 from freegpu.orchestrator.views import (
@@ -343,6 +344,20 @@ class FakeWorkspace:
             notes=(),
         )
         return self._answer("connect_store", usual, url, force)
+
+    def connect_platform(
+        self, name: str, adapter: str, options: Any, *, store: Any = None, accept: Any = ()
+    ) -> Any:
+        usual = PlatformConnected(
+            platform=name,
+            adapter=adapter,
+            account="ada",
+            file="/h/freegpu.toml",
+            findings=(Finding(name="credentials", ok=True, detail="accepted"),),
+            connected=True,
+            changed=True,
+        )
+        return self._answer("connect_platform", usual, name, adapter, dict(options))
 
     def doctor_store(self, say: Any = None) -> Any:
         usual = StoreReport(

@@ -24,6 +24,7 @@ LINES: dict[str, tuple[list[str], str]] = {
     "init": (["init"], "init"),
     "cell": (["cell", "colab"], "cell"),
     "connect store": (["connect", "store", "folder:/data"], "connect_store"),
+    "connect ssh": (["connect", "ssh", "ada@lab.example.com"], "connect_platform"),
     "doctor": (["doctor"], "doctor"),
     "submit": (["submit", "job.yaml"], "submit"),
     "cancel": (["cancel", "k3"], "cancel"),
