@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from freegpu.agent.stores.base import StoreError
 
@@ -92,13 +91,12 @@ def parse_target(text: str) -> Target:
         raise ValueError(
             "a host is named without a password: keys are used (ssh-keygen, ssh-copy-id)"
         )
-    try:
-        port = urlsplit(f"ssh://{where}").port
-    except ValueError:
-        raise ValueError(wrong) from None
-    # as it was written: names in ~/.ssh/config may have capitals
-    host = where[1 : where.index("]")] if where.startswith("[") else where.partition(":")[0]
-    if (at and not user) or not host or host.startswith("-") or where.endswith(":") or port == 0:
+    # as it was written: names in ~/.ssh/config may have capitals; `ssh -G` puts any address into brackets
+    found = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", where)
+    if found is None or (at and not user):
+        raise ValueError(wrong)
+    host, port = found[1] or found[2], int(found[3]) if found[3] else None
+    if host.startswith("-") or (port is not None and not 0 < port < 65536):
         raise ValueError(wrong)
     return Target(host=host, port=port, user=user)
 

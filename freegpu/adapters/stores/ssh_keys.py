@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import paramiko
 
 __all__ = ["sign_in"]
+
+#: hosts may name different agents, and the environment is one
+_NAMING = threading.Lock()
 
 
 def sign_in(transport: paramiko.Transport, route: Route) -> str:
@@ -37,6 +41,16 @@ def sign_in(transport: paramiko.Transport, route: Route) -> str:
     else:
         return "no key at all: the server asked for none"
     keys = _Keys(route)
+    try:
+        return _offer(transport, route, keys)
+    finally:
+        keys.close()
+
+
+def _offer(transport: paramiko.Transport, route: Route, keys: _Keys) -> str:
+    """Offer one key after the other."""
+    import paramiko
+
     tried = 0
     for key, name in keys:
         if not transport.is_active():
@@ -93,6 +107,12 @@ class _Keys:
     def __init__(self, route: Route) -> None:
         self._route = route
         self.locked: list[Path] = []
+        self._agent: paramiko.Agent | None = None
+
+    def close(self) -> None:
+        """Let go of the agent; it was asked for signatures until now."""
+        if self._agent is not None:
+            self._agent.close()
 
     def __iter__(self) -> Iterator[tuple[paramiko.PKey, str]]:
         held = self._held()
@@ -132,12 +152,17 @@ class _Keys:
 
     def _held(self) -> dict[bytes, paramiko.PKey]:
         """What the agent holds, by public half."""
-        import paramiko
-
         where = self._route.agent or os.environ.get("SSH_AUTH_SOCK", "")
         if not where or where == "none":
             return {}
+        with _NAMING:
+            return self._asked(where)
+
+    def _asked(self, where: str) -> dict[bytes, paramiko.PKey]:
+        import paramiko
+
         before = os.environ.get("SSH_AUTH_SOCK")
+        os.environ["SSH_AUTH_SOCK"] = where  # paramiko knows no other way to name it
         try:
             with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
                 # an agent that hangs must not hang us: paramiko waits for it without a limit
@@ -146,8 +171,8 @@ class _Keys:
                 probe.sendall(b"\0\0\0\1\x0b")
                 if not probe.recv(4):
                     return {}
-            os.environ["SSH_AUTH_SOCK"] = where
-            return {key.asbytes(): key for key in paramiko.Agent().get_keys()}
+            self._agent = paramiko.Agent()
+            return {key.asbytes(): key for key in self._agent.get_keys()}
         except (OSError, paramiko.SSHException):
             return {}
         finally:
