@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from freegpu.adapters.stores import ssh
+from freegpu.adapters.stores.sftp_pipe import LARGE, SMALL, Pipe, limits
 from freegpu.agent.stores.base import (
     Access,
     ObjectMissing,
@@ -48,10 +49,6 @@ __all__ = ["SftpStore"]
 
 MARKER = "freegpu.json"
 _HIDDEN = ".freegpu-"
-#: what every SFTP server takes in one request (draft-ietf-secsh-filexfer-02, section 3), bytes
-_BLOCK = 32768
-#: blocks that are asked for ahead of the one that is read
-_AHEAD = 128
 #: SFTP channels on the one connection; OpenSSH allows ten sessions (MaxSessions), digests take one more each
 _CHANNELS = 4
 #: seconds before each new try after the connection broke
@@ -86,6 +83,7 @@ class SftpStore:
         self._made: set[str] = set()
         self._hasher: str | None = None
         self._syncs = True
+        self._limits: tuple[int, int] | None = None
 
     @property
     def properties(self) -> Properties:
@@ -137,10 +135,10 @@ class SftpStore:
             with client.open(path, "rb") as file:
                 size = file.stat().st_size or 0
                 last = size if end is None else min(end, size)
-                blocks = [
-                    (at, min(_BLOCK, last - at)) for at in range(start, max(start, last), _BLOCK)
-                ]
-                return b"".join(file.readv(blocks, _AHEAD)) if blocks else b""
+                parts: list[bytes] = []
+                if last > start:
+                    self._pipe(client, last - start).read(file, start, last - start, parts.append)
+                return b"".join(parts)
 
         return self._do(read, key)
 
@@ -272,20 +270,18 @@ class SftpStore:
 
     def _write(self, client: paramiko.SFTPClient, path: str, key: str, source: Source) -> None:
         size = len(source) if isinstance(source, bytes) else os.stat(source).st_size
+        began = time.monotonic()
+
+        def told(done: int) -> None:
+            self._tell(key, done, size)
+            if self._access.bandwidth:
+                ahead = done / self._access.bandwidth - (time.monotonic() - began)
+                if ahead > 0.01:
+                    self._sleep(ahead)
+
         with client.open(path, "wb") as file:
-            file.set_pipelined(True)
-            done = 0
-            began = time.monotonic()
-            for block in _blocks(source):
-                file.write(block)
-                done += len(block)
-                self._tell(key, done, size)
-                if self._access.bandwidth:
-                    ahead = done / self._access.bandwidth - (time.monotonic() - began)
-                    if ahead > 0.01:
-                        self._sleep(ahead)
-            # the answers to pipelined writes are read here, and with them "disk full"
-            file.flush()
+            # its answers are read here, and with them "disk full"
+            self._pipe(client, size).write(file, _blocks(source), told)
             if self._syncs:
                 self._syncs = _fsync(client, file)
         found = client.stat(path).st_size
@@ -293,7 +289,7 @@ class SftpStore:
             raise OSError(f"{found} bytes arrived instead of {size}")
 
     def _tell(self, key: str, done: int, size: int) -> None:
-        if self._access.progress is not None and size > _BLOCK:
+        if self._access.progress is not None and size > SMALL:
             self._access.progress(key, done, size)
 
     # --- reading ----------------------------------------------------------------------------------------
@@ -306,17 +302,25 @@ class SftpStore:
     ) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0
         total = file.stat().st_size or 0
-        if total:
-            file.prefetch(total, _AHEAD)
-        while size < total:
-            block = file.read(min(_BLOCK, total - size))
-            if not block:
-                break
+
+        def part(block: bytes) -> None:
+            nonlocal size
             digest.update(block)
             size += len(block)
             take(block)
             self._tell(key, size, total)
+
+        if total:
+            self._pipe(file.sftp, total).read(file, 0, total, part)
         return size, digest.hexdigest()
+
+    def _pipe(self, client: paramiko.SFTPClient, size: int) -> Pipe:
+        """The way for this many bytes; whether the server takes more than every server is asked once."""
+        if size <= SMALL:
+            return Pipe(client)
+        if self._limits is None:
+            self._limits = limits(client)
+        return Pipe(client, self._limits)
 
     def _entries(
         self, client: paramiko.SFTPClient, folder: str
@@ -451,11 +455,11 @@ def _parse(rest: str) -> tuple[ssh.Target, str]:
 
 def _blocks(source: Source) -> Iterator[bytes]:
     if isinstance(source, bytes):
-        for at in range(0, len(source), _BLOCK):
-            yield source[at : at + _BLOCK]
+        for at in range(0, len(source), LARGE):
+            yield source[at : at + LARGE]
         return
     with Path(source).open("rb") as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(LARGE):
             yield block
 
 

@@ -25,6 +25,7 @@ SECTIONS: Sections = MappingProxyType(
                 "Let freegpu start Colab runtimes through Google's own colab program.",
             ),
             "lightning": ("lightning", "lightning", "Use your Lightning AI account from now on."),
+            "ssh": ("ssh", "ssh", "Use a host that you reach by ssh from now on."),
         },
     }
 )

@@ -360,9 +360,9 @@ class FakeWorkspace:
         usual = PlatformConnected(
             platform=name,
             adapter=adapter,
-            account="yours",
+            account="ada",
             file="/h/freegpu.toml",
-            findings=(),
+            findings=(Finding(name="credentials", ok=True, detail="accepted"),),
             connected=True,
             changed=True,
         )

@@ -26,6 +26,7 @@ LINES: dict[str, tuple[list[str], str]] = {
     "connect store": (["connect", "store", "folder:/data"], "connect_store"),
     "connect colab": (["connect", "colab"], "connect_platform"),
     "connect lightning": (["connect", "lightning"], "connect_platform"),
+    "connect ssh": (["connect", "ssh", "ada@lab.example.com"], "connect_platform"),
     "doctor": (["doctor"], "doctor"),
     "submit": (["submit", "job.yaml"], "submit"),
     "cancel": (["cancel", "k3"], "cancel"),
