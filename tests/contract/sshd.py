@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from freegpu.testing import ssh_host
+from freegpu.testing.ssh_host import free_port
 from tests.servers.present import absent
 
-__all__ = ["SshHost", "Sshd", "need_sshd"]
+__all__ = ["SshHost", "Sshd", "free_port", "need_sshd"]
 
 
 def need_sshd() -> tuple[str, str]:

@@ -9,10 +9,11 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from freegpu.adapters.stores import open_any
+from freegpu.adapters.stores import open_any, sftp_pipe
 from freegpu.adapters.stores.sftp import SftpStore
 from freegpu.adapters.stores.ssh import SshRefused
 from freegpu.agent.stores.base import (
@@ -180,7 +181,7 @@ def test_a_rename_whose_answer_was_lost_is_known_to_have_won(
 def test_a_host_that_is_gone_is_store_gone_after_a_few_tries(at_home: Sshd, tmp_path: Path) -> None:
     """Refused connections are tried again with growing pauses, and then it is said."""
     slept: list[float] = []
-    from tests.contract.sshd import free_port
+    from freegpu.testing.ssh_host import free_port
 
     gone = SftpStore(f"//x@127.0.0.1:{free_port()}{tmp_path}", sleep=slept.append)
     with pytest.raises(StoreGone, match="does not answer"):
@@ -354,3 +355,40 @@ def test_a_url_that_cannot_be_meant_is_refused(rest: str, part: str) -> None:
     with pytest.raises(ValueError, match=part) as caught:
         open_any(f"sftp:{rest}")
     assert "secret" not in str(caught.value)
+
+
+def test_short_answers_and_a_file_that_shrinks_are_read_right(
+    store: SftpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may give less than was asked for; the rest is asked for again, in order."""
+    data = os.urandom(3_000_001)
+    store.put("jobs/x", data)
+    assert store.get("jobs/x") == data
+    assert store.get("jobs/x", 100_000, 1_000_003) == data[100_000:1_000_003]
+    real = sftp_pipe._Answers.ask
+
+    def shortened(self: Any, kind: int, handle: bytes, at: int, *words: Any) -> int:
+        if kind == sftp_pipe._READ and words[0] > 100_000:
+            words = (words[0] - 70_000,)
+        return real(self, kind, handle, at, *words)
+
+    monkeypatch.setattr(sftp_pipe._Answers, "ask", shortened)
+    assert store.get("jobs/x") == data
+    assert store.fetch("jobs/x", tmp_path / "back") == (
+        len(data),
+        hashlib.sha256(data).hexdigest(),
+    )
+
+
+def test_a_server_that_tells_no_limits_gets_small_requests(store: SftpStore) -> None:
+    """What every server takes, and still many at a time."""
+    store._limits = (sftp_pipe.SMALL, sftp_pipe.SMALL)
+    data = os.urandom(3_000_001)
+    store.put("jobs/x", data)
+    assert store.get("jobs/x") == data
+
+
+def test_keys_are_not_exchanged_while_a_channel_closes(store: SftpStore) -> None:
+    """paramiko's own limit of 512 MiB hangs the line for good when a channel closes during the exchange."""
+    store.put("jobs/x", b"x")
+    assert store._line.transport().packetizer.REKEY_BYTES >= 1 << 36

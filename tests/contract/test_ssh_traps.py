@@ -304,6 +304,18 @@ def test_an_agent_that_changed_on_the_way_is_not_kept(
     assert stage.adapter.find("s-other") is None
 
 
+def test_an_agent_that_was_damaged_there_is_sent_again(
+    host: SshHost, stage: Stage, tmp_path: Path
+) -> None:
+    """A power cut leaves an empty file under the right name: it is looked into before it is started."""
+    agents = host.far_home / ".freegpu" / "agents"
+    agents.mkdir(parents=True)
+    launch = stage.launch("s-damaged")
+    (agents / f"{launch.agent_sha256}.pyz").touch()
+    up(stage, "s-damaged")
+    assert (agents / f"{launch.agent_sha256}.pyz").read_bytes() == stage.stand_in.read_bytes()
+
+
 def test_an_answer_that_is_lost_after_the_start_costs_no_second_session(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,7 +277,7 @@ def start(asked: Told) -> Told:
         if os.path.exists(os.path.join(place, "started")):
             return settled(place)
         agent = os.path.join(ROOT, "agents", asked["sha256"] + ".pyz")
-        if not os.path.exists(agent):
+        if not is_whole(agent, asked["sha256"]):
             drop_empty(place)
             return {"need": "agent"}
         with locked(os.path.join(ROOT, "host.lock")):
@@ -295,6 +295,18 @@ def start(asked: Told) -> Told:
                 return settled(place)
             launch(place, asked, agent)
     return settled(place)
+
+
+def is_whole(path: str, sha256: str) -> bool:
+    """Whether the agent lies there as it was sent: nothing is synced, and a power cut leaves empty files."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    except OSError:
+        return False
+    return digest.hexdigest() == sha256
 
 
 def claim(place: str, alone: bool) -> bool:
@@ -437,8 +449,6 @@ def receive(asked: Told) -> Told:
                 left -= len(block)
                 digest.update(block)
                 file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
         if left or digest.hexdigest() != asked["sha256"]:
             return {"whole": False}
         os.replace(hidden, os.path.join(agents, asked["sha256"] + ".pyz"))
