@@ -203,12 +203,17 @@ class Line:
             channel.settimeout(timeout)
             channel.exec_command(command)
             heard = _Heard(channel, limit)
-            for block in _blocks(head, source):
-                _in_time(end)
-                send_all(channel, block)
-                heard.take()
-            # a server that is forced to speak SFTP waits for words of ours: it gets an end instead
-            channel.shutdown_write()
+            try:
+                for block in _blocks(head, source):
+                    _in_time(end)
+                    send_all(channel, block)
+                    heard.take()
+                # a server that is forced to speak SFTP waits for words of ours: it gets an end instead
+                channel.shutdown_write()
+            except (OSError, EOFError) as error:
+                # it ended before it had read everything: what it said to that is the answer, if the line still holds
+                if isinstance(error, TimeoutError) or not channel.get_transport().is_active():
+                    raise
             while not heard.over and not (until is not None and until(heard.out)):
                 _in_time(end)
                 heard.wait(timeout)
