@@ -1,0 +1,622 @@
+"""A Kaggle session is one private kernel of its own: its slug carries the session's id, so it is found from the account.
+
+Sealed (the default): no credentials leave; what goes in is a private dataset, what comes back is the kernel's output.
+Store: the kernel has internet and opens the store itself. Ending a session deletes its kernel, for there is no other
+way, and with it the output. Facts: kagglesdk 0.1.38 and public reports, looked at on 2026-12-02; never tried with an
+account.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+from freegpu import cards
+from freegpu.adapters.base import (
+    Capabilities,
+    Collected,
+    Finding,
+    Launch,
+    LogPage,
+    Observation,
+    Offer,
+    PlatformState,
+    QuotaReport,
+    Request,
+    SessionRef,
+    Window,
+    WindowKind,
+)
+from freegpu.adapters.hosts import held, write_private
+from freegpu.adapters.kaggle import output, parcel
+from freegpu.adapters.kaggle.calls import (
+    Calls,
+    DeniedError,
+    MissingError,
+    TroubledError,
+    check_endpoint,
+)
+from freegpu.agent import wire
+from freegpu.clock import Clock, utc
+from freegpu.errors import (
+    AdapterError,
+    ConfigError,
+    NoCapacityError,
+    QuotaExhaustedError,
+    RejectedError,
+    UnreachableError,
+)
+from freegpu.jobs.lifecycle import EndReason
+
+PREFIX = "freegpu-"
+GPU, TPU = "gpu", "tpu"
+SEALED, STORE = "sealed", "store"
+PRIVATE_DATASET = "private-dataset"
+#: seconds: 12 h with and without cards, 9 h with a TPU (reports; Kaggle's own page was not to be had)
+LIMIT_S, TPU_LIMIT_S = 12 * 3600.0, 9 * 3600.0
+#: Kaggle's clock starts before ours, and its end comes without notice: seconds kept from its limit
+SPARE_S = 900.0
+#: the platform's own timeout, which is not dependable, comes so many seconds after ours
+LATER_S = 600
+#: queue, image and start; an estimate
+START_DELAY_S = 120.0
+#: a source of this many bytes or more goes into the dataset instead
+TEXT_MOST = 1 << 20
+#: seconds between looks at what the session wrote, for a manifest that outlives a kill
+MANIFEST_S = 3.0
+#: how long the kernel waits for its dataset to appear
+MOUNT_PATIENCE_S = 120.0
+#: accelerators by card; P100 is retired, and whatever else is listed is not for ordinary accounts
+_SHAPES = {"CPU": "", "T4": "NvidiaTeslaT4", "tpu-v5e-8": "TpuV5E8"}
+_OPTIONS = ("account", "carry", "credentials", "endpoint", "timeout_s")
+_KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_REF = re.compile(r"([A-Za-z0-9_-]{1,64})/(freegpu-[a-z0-9-]{1,42})")
+_AGENT, _SEED, _ACCESS = "freegpu-agent.bin", "freegpu-seed.bin", "freegpu-access.bin"
+#: words of KernelWorkerStatus (kagglesdk 0.1.38); the default is left out of answers
+_STATES = {
+    **dict.fromkeys(("QUEUED", "NEW_SCRIPT"), PlatformState.STARTING),
+    "RUNNING": PlatformState.RUNNING,
+    **dict.fromkeys(
+        ("COMPLETE", "ERROR", "CANCEL_REQUESTED", "CANCEL_ACKNOWLEDGED"), PlatformState.ENDED
+    ),
+}
+_SOURCES = ("Dataset", "Competition", "Kernel", "Model")
+_BUSY = re.compile(r"session count|too many .{0,20}session|concurren", re.I)
+_BROKE = re.compile(r"quota|hours? .{0,20}(left|remaining|used)", re.I)
+_FULL = re.compile(r"capacity|no .{0,20}(available|accelerator)|unavailable", re.I)
+_TIMED = re.compile(r"time.?out|timed out|time limit|maximum .{0,20}(time|runtime|duration)", re.I)
+
+
+class KaggleAdapter:
+    """See the module. Options: `_OPTIONS`; docs/how-to/use-kaggle.md."""
+
+    one_account = "kaggle"
+
+    def __init__(
+        self, name: str, *, home: Path, clock: Clock, options: Mapping[str, Any] | None = None
+    ) -> None:
+        given = dict(options or {})
+        self.name = name
+        self.home = home
+        self.clock = clock
+        account = str(given.get("account") or "")
+        self.account = account or "kaggle"
+        self.carry = _word(name, "carry", given.get("carry", SEALED), (SEALED, STORE))
+        allowed = given.get("credentials", "none")
+        self.credentials = _word(name, "credentials", allowed, ("none", PRIVATE_DATASET))
+        endpoint = given.get("endpoint") or os.environ.get("FREEGPU_KAGGLE_ENDPOINT") or ""
+        self.calls = Calls(
+            name,
+            account=account,
+            endpoint=check_endpoint(name, str(endpoint)),
+            clock=clock,
+            timeout_s=_positive(name, "timeout_s", given.get("timeout_s", 20.0)),
+        )
+        self._secrets: Callable[[], Mapping[str, str]] = dict
+
+    @classmethod
+    def from_options(
+        cls, name: str, options: Mapping[str, Any], *, home: Path, clock: Clock
+    ) -> Self:
+        """From its table in freegpu.toml. ConfigError: an option that it does not know, or cannot use."""
+        unknown = sorted(set(options) - set(_OPTIONS))
+        if unknown:
+            raise ConfigError(
+                f"platform {name}: unknown option {unknown[0]!r}",
+                hint=f"known: {', '.join(_OPTIONS)}",
+            )
+        return cls(name, home=home, clock=clock, options=options)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            reports_quota=True,
+            sealed=self.carry == SEALED,
+            # batch sessions with cards, by reports; whether others count is not known
+            max_concurrent=2,
+            max_session_s=LIMIT_S,
+        )
+
+    @property
+    def windows(self) -> Mapping[str, Window]:
+        source = "reports; the account's own figures and refresh time are read live"
+        declared = {"verified_on": "2026-12-02", "source": source}
+        # Saturday 00:00 UTC is inferred from one sighting
+        weekly = {"kind": WindowKind.FIXED_WEEKLY, "reset_offset_s": 5 * 86400.0}
+        return {
+            GPU: Window(**weekly, limit_s=30 * 3600.0, **declared),
+            TPU: Window(**weekly, limit_s=20 * 3600.0, **declared),
+            "": Window(kind=WindowKind.PER_SESSION, limit_s=LIMIT_S, **declared),
+        }
+
+    @property
+    def signed_in(self) -> str:
+        """The user name that Kaggle told, "" while nobody asked; `connect` writes it down."""
+        return self.calls.told
+
+    # --- what could be had ------------------------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        allowed = {report.pool: report.limit_s for report in self.quota()}
+        return [
+            offer
+            for offer in (
+                self._offer("T4", GPU, LIMIT_S, count=2, memory_gb=29.0, cpus=4.0),
+                self._offer("tpu-v5e-8", TPU, TPU_LIMIT_S, memory_gb=300.0, cpus=96.0),
+                self._offer("CPU", "", LIMIT_S, memory_gb=29.0, cpus=4.0),
+            )
+            # a pool that Kaggle does not name, or of which nothing is allowed, is not this account's
+            if not offer.pool or allowed.get(offer.pool)
+        ]
+
+    def _offer(self, card: str, pool: str, limit_s: float, **more: Any) -> Offer:
+        known = cards.find(card)
+        return Offer(
+            platform=self.name,
+            account=self.account,
+            card=card,
+            vram_gb=known.vram_gb if known else 0.0,
+            # what comes back as output; the scratch disk beside it is larger
+            disk_gb=19.5,
+            session_limit_s=limit_s - SPARE_S,
+            start_delay_s=START_DELAY_S,
+            pool=pool,
+            **more,
+        )
+
+    def quota(self) -> Sequence[QuotaReport]:
+        """Reserved counts as used: whether `timeUsed` holds it already is not known, and the lower rest is the safe one."""
+        self.calls.user()
+        told = self.calls.ask("GetAcceleratorQuotaStatistics")
+        resets, reports = _moment(told.get("quotaRefreshTime")), []
+        for pool in (GPU, TPU):
+            row = told.get(f"{pool}Quota")
+            if not isinstance(row, dict):
+                continue
+            limit = _seconds(row.get("totalTimeAllowed"))
+            used = (_seconds(row.get("timeUsed")) or 0.0) + (_seconds(row.get("timeReserved")) or 0)
+            reports.append(
+                QuotaReport(
+                    pool=pool,
+                    used_s=used,
+                    limit_s=limit if limit is not None else _seconds(row.get("minimumTimeAllowed")),
+                    resets_at=resets,
+                    as_of=utc(self.clock),
+                )
+            )
+        return reports
+
+    # --- sessions ---------------------------------------------------------------------------------------
+
+    def render(self, launch: Launch, /) -> Request:
+        slug, sealed = _slug(launch.key), self.carry == SEALED
+        card = launch.offer.card
+        limit_s = launch.profile.limit_s or LIMIT_S - SPARE_S
+        setup = {
+            "profile": launch.profile.to_json(),
+            "kernel": slug,
+            "carry": self.carry,
+            "tpu": launch.offer.pool == TPU,
+            "agent": _AGENT,
+            "agent_sha256": launch.agent_sha256,
+            "seed": _SEED if sealed else "",
+            "manifest_s": MANIFEST_S,
+            "patience_s": MOUNT_PATIENCE_S,
+        }
+        save = {
+            "newTitle": slug.replace("-", " "),
+            "language": "python",
+            "kernelType": "script",
+            "kernelExecutionType": "SAVE_AND_RUN_ALL",
+            "isPrivate": True,
+            # left out, it would be true
+            "enableInternet": not sealed,
+            # deprecated beside the shape, but without either a processor would be nowhere asked for
+            "enableGpu": launch.offer.pool == GPU,
+            "enableTpu": launch.offer.pool == TPU,
+            "sessionTimeoutSeconds": int(limit_s) + LATER_S,
+        }
+        if _SHAPES.get(card):
+            save["machineShape"] = _SHAPES[card]
+        return Request(
+            key=launch.key,
+            payload={
+                "slug": slug,
+                "card": card,
+                "save": save,
+                "setup": setup,
+                "agent": launch.agent_path,
+                "tree": launch.tree if sealed else "",
+            },
+        )
+
+    def entrust(self, secrets: Callable[[], Mapping[str, str]], /) -> None:
+        self._secrets = secrets
+
+    def start(self, request: Request, /) -> SessionRef:
+        if not _KEY.fullmatch(request.key):
+            raise self._error(RejectedError, f"a session cannot be called {request.key!r}")
+        if request.payload["card"] not in _SHAPES:
+            raise self._error(RejectedError, f"Kaggle has no {request.payload['card']}")
+        folder = self.home / "kaggle"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # a push to a slug that is there starts a second session beside the first
+        with held(folder / f"{request.key}.lock"):
+            return self.find(request.key) or self._start(request, folder)
+
+    def _start(self, request: Request, folder: Path) -> SessionRef:
+        payload, slug, owner = request.payload, str(request.payload["slug"]), self.calls.user()
+        with self._parcel(request, folder) as (text, files):
+            if files:
+                try:
+                    parcel.bring(self.calls, owner, slug, slug.replace("-", " "), files)
+                except AdapterError:
+                    # nothing was pushed: it holds code, and nobody will ask for it
+                    with suppress(AdapterError):
+                        parcel.take_away(self.calls, owner, slug)
+                    raise
+        try:
+            told = self.calls.ask(
+                "SaveKernel",
+                slug=f"{owner}/{slug}",
+                text=text,
+                datasetDataSources=[f"{owner}/{slug}"] if files else [],
+                kernelDataSources=[],
+                competitionDataSources=[],
+                modelDataSources=[],
+                categoryIds=[],
+                **payload["save"],
+            )
+        except UnreachableError:
+            raise  # it may have happened: find() will tell
+        except AdapterError:
+            self._clean_up(owner, slug)
+            raise
+        self._accepted(told, owner, slug)
+        return SessionRef(f"{owner}/{slug}")
+
+    def _accepted(self, told: Mapping[str, Any], owner: str, slug: str) -> None:
+        """Read every way in which an answer of 200 says no. A kernel that runs without its inputs is no launch."""
+        error = " ".join(str(told.get("error") or "").split())[:300]
+        lacking = [
+            f"{kind.lower()} {source}"
+            for kind in _SOURCES
+            for source in told.get(f"invalid{kind}Sources") or ()
+        ]
+        landed = str(told.get("ref") or "").rstrip("/").rpartition("/")[2]
+        if not error and not lacking and landed in ("", slug):
+            return
+        self._clean_up(owner, slug)
+        if landed.startswith(PREFIX) and landed != slug:
+            self._clean_up(owner, landed)
+        if error:
+            # the cap's own words first: they name the number of sessions, as a quota might
+            kind: type[AdapterError] = (
+                NoCapacityError
+                if _BUSY.search(error)
+                else QuotaExhaustedError
+                if _BROKE.search(error)
+                else NoCapacityError
+                if _FULL.search(error)
+                else RejectedError
+            )
+            raise self._error(kind, f"Kaggle did not start the session: {error}")
+        if lacking:
+            raise self._error(
+                RejectedError, f"Kaggle did not attach {', '.join(lacking)}, so the session was ended"
+            )
+        raise self._error(RejectedError, f"Kaggle put the session at {landed!r}, not at {slug!r}")
+
+    def _clean_up(self, owner: str, slug: str) -> None:
+        """After a failed launch. What cannot be removed now is not the failure to report."""
+        with suppress(AdapterError):
+            self._delete_kernel(owner, slug)
+        with suppress(AdapterError):
+            parcel.take_away(self.calls, owner, slug)
+
+    @contextmanager
+    def _parcel(self, request: Request, folder: Path) -> Iterator[tuple[str, dict[str, Path]]]:
+        """The kernel's source, and the files of its dataset by name. RejectedError."""
+        payload, files, made = request.payload, {}, []
+        setup = dict(payload["setup"])
+        try:
+            agent = Path(payload["agent"]).read_bytes()
+        except OSError as error:
+            raise self._error(
+                RejectedError, f"the agent cannot be read: {error.strerror}"
+            ) from error
+        if hashlib.sha256(agent).hexdigest() != setup["agent_sha256"]:
+            raise self._error(RejectedError, "the agent is not the one of this launch")
+        try:
+            if payload["tree"]:
+                files[_SEED] = folder / f"{request.key}.seed"
+                made.append(files[_SEED])
+                parcel.pack(Path(payload["tree"]), files[_SEED])
+            secret = self._sealed_secrets(bytes.fromhex(setup["profile"]["key"]))
+            setup["access"] = _ACCESS if secret else ""
+            if secret:
+                files[_ACCESS] = folder / f"{request.key}.access"
+                made.append(files[_ACCESS])
+                write_private(files[_ACCESS], secret.encode())
+            text = source(setup, agent)
+            if len(text.encode()) >= TEXT_MOST:
+                files[_AGENT] = Path(payload["agent"])
+                text = source(setup, b"")
+            yield text, files
+        finally:
+            for path in made:
+                path.unlink(missing_ok=True)
+
+    def _sealed_secrets(self, key: bytes) -> str:
+        """What opening the store takes, to be read with the session's key only; "" if nothing. RejectedError."""
+        given = dict(self._secrets()) if self.carry == STORE else {}
+        if not given:
+            return ""
+        if self.credentials != PRIVATE_DATASET:
+            raise self._error(
+                RejectedError,
+                "the store's credentials may not leave this machine, and sessions could not open the store without",
+                hint="`freegpu connect kaggle --carry sealed` needs none; `--credentials private-dataset` allows it",
+            )
+        return wire.seal(key, secrets.token_bytes(16), given)
+
+    def find(self, key: str, /) -> SessionRef | None:
+        if not _KEY.fullmatch(key):
+            return None
+        owner, slug = self.calls.user(), _slug(key)
+        return SessionRef(f"{owner}/{slug}") if self._status(owner, slug) is not None else None
+
+    def _status(self, owner: str, slug: str) -> dict[str, Any] | None:
+        """As it came; None: there is no such kernel. What is missing is often said to be denied."""
+        try:
+            # without the label Kaggle answers for whatever version is newest; ours is the first
+            return self.calls.ask(
+                "GetKernelSessionStatus", userName=owner, kernelSlug=slug, versionLabel="v1"
+            )
+        except (MissingError, DeniedError):
+            return None
+
+    def observe(self, refs: Sequence[SessionRef], /) -> Mapping[SessionRef, Observation]:
+        if refs:
+            self.calls.user()
+        return {ref: self._observe(ref) for ref in refs}
+
+    def _observe(self, ref: SessionRef) -> Observation:
+        match = _REF.fullmatch(ref)
+        if match is None:
+            return Observation(state=PlatformState.GONE, raw="no such kernel")
+        try:
+            told = self.calls.ask(
+                "GetKernelSessionStatus",
+                userName=match[1],
+                kernelSlug=match[2],
+                versionLabel="v1",
+            )
+        except MissingError:
+            return Observation(state=PlatformState.GONE, raw="404")
+        except (DeniedError, TroubledError) as error:
+            # kaggle-cli#1053: for three days the status of everything was a 500
+            return Observation(state=PlatformState.UNKNOWN, raw=error.raw, detail=error.message)
+        return _observation(told)
+
+    def stop(self, ref: SessionRef, /) -> None:
+        """Delete its kernel: there is no other way to end a session, and its output goes with it."""
+        match = _REF.fullmatch(ref)
+        if match is not None:
+            self._delete_kernel(match[1], match[2])
+
+    def _delete_kernel(self, owner: str, slug: str) -> None:
+        """Silent if it is gone. AdapterError."""
+        try:
+            told = self.calls.ask("DeleteKernel", userName=owner, kernelSlug=slug)
+        except MissingError:
+            return
+        except DeniedError:
+            if self._status(owner, slug) is None:
+                return
+            raise
+        error = " ".join(str(told.get("errorMessage") or "").split())[:300]
+        if error and self._status(owner, slug) is not None:
+            raise self._error(
+                UnreachableError,
+                f"Kaggle did not delete {owner}/{slug}: {error}",
+                hint=f"delete it at https://www.kaggle.com/code/{owner}/{slug}",
+            )
+
+    def tidy(self, ref: SessionRef, /) -> None:
+        """Delete the session's kernel and its dataset. UnreachableError: the kernel is still there."""
+        match = _REF.fullmatch(ref)
+        if match is None:
+            return
+        owner, slug = match.groups()
+        self._delete_kernel(owner, slug)
+        parcel.take_away(self.calls, owner, slug)
+        if self._status(owner, slug) is not None:
+            raise self._error(
+                UnreachableError,
+                f"{owner}/{slug} is still there",
+                hint="a deleted notebook may be shown for a day; freegpu looks again",
+            )
+
+    def logs(self, ref: SessionRef, /, *, cursor: str | None = None) -> LogPage:
+        """What was printed, once the session is over: while it runs Kaggle does not give it out here."""
+        start = int(cursor) if cursor and cursor.isdigit() else 0
+        match = _REF.fullmatch(ref)
+        text = output.log(self.calls, _where(match)) if match else ""
+        return LogPage(text=text[start:], cursor=str(max(start, len(text))))
+
+    def collect(self, ref: SessionRef, /, into: Path) -> Collected:
+        match = _REF.fullmatch(ref)
+        if match is None or self.carry != SEALED:
+            return Collected(files=0, whole=self.carry != SEALED)
+        return output.collect(self.calls, _where(match), match[2], into)
+
+    def close(self) -> None:
+        self.calls.close()
+
+    # --- looking at itself ------------------------------------------------------------------------------
+
+    def diagnose(self, store: str, /) -> Sequence[Finding]:
+        try:
+            installed = version("kagglesdk")
+        except PackageNotFoundError:
+            hint = "pip install 'kagglesdk>=0.1.38,<0.2'"
+            return [
+                Finding(name="installed", ok=False, detail="kagglesdk is missing", hint=hint)
+            ]
+        found = [Finding(name="installed", ok=True, detail=f"kagglesdk {installed}")]
+        try:
+            user, kept = self.calls.user(), self.calls.credentials()
+            reports = self.quota()
+        except AdapterError as error:
+            return [
+                *found,
+                Finding(name="credentials", ok=False, detail=error.message, hint=error.hint),
+            ]
+        detail = f"the {kept.kind} in {kept.where} is {user}'s"
+        found += [Finding(name="credentials", ok=True, detail=detail), _quota_finding(reports)]
+        found += [self._clock_finding(), self._carry_finding(store)]
+        return found
+
+    def _clock_finding(self) -> Finding:
+        skew = self.calls.skew_s
+        if skew is None:
+            return Finding(name="clock", ok=None, detail="Kaggle does not tell its time")
+        if abs(skew) <= 60:
+            return Finding(name="clock", ok=True, detail="agrees with Kaggle's")
+        return Finding(
+            name="clock",
+            ok=False,
+            detail=f"differs from Kaggle's by {abs(skew):.0f} s",
+            hint="set this machine's clock by a time server",
+        )
+
+    def _carry_finding(self, store: str) -> Finding:
+        if self.carry == SEALED:
+            return Finding(
+                name="carry",
+                ok=None,
+                detail="sealed: no credentials leave; code and checkpoints go in as a private dataset, and results come"
+                " back when a session ends",
+                hint="a session that is ended by freegpu loses what it did since it began: Kaggle deletes the output",
+            )
+        word = "may go there in a private dataset" if self.credentials != "none" else "stay here"
+        return Finding(
+            name="carry",
+            ok=None,
+            detail=f"store: sessions have internet and open {store or 'the store'}; its credentials {word}",
+        )
+
+    def _error(self, kind: type[AdapterError], message: str, *, hint: str = "") -> AdapterError:
+        return kind(message, hint=hint, adapter=self.name, account=self.account)
+
+
+def source(setup: Mapping[str, Any], agent: bytes) -> str:
+    """The kernel's source: readable Python, the launch as JSON, and the agent in base64 (none: it is in the dataset)."""
+    text = Path(__file__).with_name("kernel.txt").read_text(encoding="utf-8")
+    lines = base64.encodebytes(agent).decode().strip()
+    told = json.dumps(json.dumps(setup, sort_keys=True))
+    return text.replace("@SETUP@", told, 1).replace("@AGENT@", lines, 1)
+
+
+def _slug(key: str) -> str:
+    """The slug of a session's kernel and dataset: such that Kaggle makes the same of its title, with at most 50 signs."""
+    if len(PREFIX + key) <= 50 and "--" not in key and not key.endswith("-"):
+        return PREFIX + key
+    return f"{PREFIX}{key[:16].replace('--', '-').strip('-')}-{wire.sha256(key.encode())[:16]}".replace("--", "-")
+
+
+def _where(match: re.Match[str]) -> dict[str, Any]:
+    return {"userName": match[1], "kernelSlug": match[2], "versionLabel": "v1"}
+
+
+def _observation(told: Mapping[str, Any]) -> Observation:
+    raw = told.get("status", "QUEUED")
+    word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(raw)).upper()
+    word = word.removeprefix("KERNEL_WORKER_STATUS_")
+    state = _STATES.get(word, PlatformState.UNKNOWN)
+    detail = " ".join(str(told.get("failureMessage") or "").split())[:500]
+    reason = ""
+    if state is PlatformState.ENDED and _BROKE.search(detail):
+        reason = EndReason.QUOTA_EXHAUSTED
+    elif state is PlatformState.ENDED and _TIMED.search(detail):
+        reason = EndReason.SESSION_EXPIRED
+    return Observation(state=state, raw=str(raw), detail=detail, reason=reason)
+
+
+def _quota_finding(reports: Sequence[QuotaReport]) -> Finding:
+    if not reports:
+        return Finding(name="quota", ok=None, detail="Kaggle names no quota")
+    told = ", ".join(
+        f"{report.pool} {max(0.0, report.limit_s - report.used_s) / 3600:.1f} of {report.limit_s / 3600:.0f} h left"
+        for report in reports
+        if report.limit_s is not None
+    )
+    resets = reports[0].resets_at
+    when = f", back at {resets:%Y-%m-%d %H:%M} UTC" if resets else ""
+    return Finding(name="quota", ok=True, detail=f"{told or 'no limit is named'}{when}")
+
+
+def _seconds(told: Any) -> float | None:
+    """A duration such as "108000s" or "1.5s"; None for null and whatever else is none."""
+    try:
+        number = float(str(told).removesuffix("s"))
+    except ValueError:
+        return None
+    return number if 0 <= number < 1e12 else None
+
+
+def _moment(told: Any) -> datetime | None:
+    """RFC 3339 as aware UTC, also with nanoseconds or without a zone, which means UTC there."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)?", str(told))
+    if match is None:
+        return None
+    try:
+        found = datetime.fromisoformat(match[1] + (match[2] or "Z"))
+    except ValueError:
+        return None
+    return found.astimezone(UTC)
+
+
+def _positive(name: str, option: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(f"platform {name}: {option} is {value!r}, not a number above 0")
+    return float(value)
+
+
+def _word(name: str, option: str, value: Any, words: Sequence[str]) -> str:
+    if value not in words:
+        raise ConfigError(
+            f"platform {name}: {option} is {value!r}", hint=f"one of {', '.join(words)}"
+        )
+    return str(value)
