@@ -333,7 +333,8 @@ class KaggleAdapter:
             raise self._error(kind, f"Kaggle did not start the session: {error}")
         if lacking:
             raise self._error(
-                RejectedError, f"Kaggle did not attach {', '.join(lacking)}, so the session was ended"
+                RejectedError,
+                f"Kaggle did not attach {', '.join(lacking)}, so the session was ended",
             )
         raise self._error(RejectedError, f"Kaggle put the session at {landed!r}, not at {slug!r}")
 
@@ -491,9 +492,7 @@ class KaggleAdapter:
             installed = version("kagglesdk")
         except PackageNotFoundError:
             hint = "pip install 'kagglesdk>=0.1.38,<0.2'"
-            return [
-                Finding(name="installed", ok=False, detail="kagglesdk is missing", hint=hint)
-            ]
+            return [Finding(name="installed", ok=False, detail="kagglesdk is missing", hint=hint)]
         found = [Finding(name="installed", ok=True, detail=f"kagglesdk {installed}")]
         try:
             user, kept = self.calls.user(), self.calls.credentials()
@@ -553,7 +552,9 @@ def _slug(key: str) -> str:
     """The slug of a session's kernel and dataset: such that Kaggle makes the same of its title, with at most 50 signs."""
     if len(PREFIX + key) <= 50 and "--" not in key and not key.endswith("-"):
         return PREFIX + key
-    return f"{PREFIX}{key[:16].replace('--', '-').strip('-')}-{wire.sha256(key.encode())[:16]}".replace("--", "-")
+    return f"{PREFIX}{key[:16].replace('--', '-').strip('-')}-{wire.sha256(key.encode())[:16]}".replace(
+        "--", "-"
+    )
 
 
 def _where(match: re.Match[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from freegpu.adapters.kaggle import account
+from freegpu.adapters.kaggle import account as accounts
 from freegpu.clock import Clock
 from freegpu.errors import (
     AuthError,
@@ -87,21 +87,21 @@ class Calls:
         self._lock = threading.RLock()
         self._client: Any = None
         self._plain: Any = None
-        self._credentials: account_.Credentials | None = None
+        self._credentials: accounts.Credentials | None = None
         self._user = ""
 
     # --- who ---------------------------------------------------------------------------------------------
 
-    def credentials(self) -> account_.Credentials:
+    def credentials(self) -> accounts.Credentials:
         """Found anew if they are about to expire; OAuth is renewed by Kaggle's own library, in its own file. AuthError."""
         with self._lock:
             now = self.clock.time()
             if self._credentials is None or self._credentials.stale(now):
                 self.forget()
-                found = account_.find()
+                found = accounts.find()
                 if found.kind == "OAuth sign-in" and found.stale(now):
                     self._renew()
-                    found = account_.find()
+                    found = accounts.find()
                 self._credentials = found
             return self._credentials
 
@@ -127,7 +127,7 @@ class Calls:
                 user = str(told.get("username") or user or self.account)
             if not user:
                 raise AuthError(
-                    "Kaggle does not say whose token this is", hint=account_.HINT, **self._who()
+                    "Kaggle does not say whose token this is", hint=accounts.HINT, **self._who()
                 )
             if self.account and user.casefold() != self.account.casefold():
                 raise AuthError(
@@ -177,7 +177,7 @@ class Calls:
                 self._client = self._make(token=found.token, key=found).http_client()
             return self._client
 
-    def _make(self, *, token: str | None, key: account_.Credentials | None) -> Any:
+    def _make(self, *, token: str | None, key: accounts.Credentials | None) -> Any:
         """A client with time limits, which kagglesdk has no setting for."""
         try:
             from kagglesdk import kaggle_env
@@ -257,11 +257,11 @@ class Calls:
     def _who(self) -> dict[str, str]:
         return {"adapter": self.name, "account": self.account}
 
-    def _refuse_token(self, found: account_.Credentials) -> NoReturn:
+    def _refuse_token(self, found: accounts.Credentials) -> NoReturn:
         self.forget()
         raise AuthError(
             f"Kaggle does not accept the {found.kind} in {found.where}",
-            hint=account_.HINT,
+            hint=accounts.HINT,
             **self._who(),
         )
 
@@ -274,7 +274,7 @@ class Calls:
             found = self._credentials
             if found is not None:
                 self._refuse_token(found)
-            raise AuthError(what, hint=account_.HINT, **who)
+            raise AuthError(what, hint=accounts.HINT, **who)
         if status == 403:
             raise DeniedError(
                 what,
@@ -289,10 +289,6 @@ class Calls:
         if status >= 500 or status == 408:
             raise TroubledError(what, hint="Kaggle has a problem; freegpu asks again later", **who)
         raise RejectedError(what, **who)
-
-
-# the module, beside parameters that are called like it
-account_ = account
 
 
 class _Raw:
@@ -388,7 +384,11 @@ def _loopback(host: str) -> bool:
 def check_endpoint(name: str, endpoint: str) -> str:
     """An address that credentials may be sent to. ConfigError: it is none."""
     parts = urlsplit(endpoint)
-    if not endpoint or parts.scheme == "https" or (parts.scheme == "http" and _loopback(parts.hostname or "")):
+    if (
+        not endpoint
+        or parts.scheme == "https"
+        or (parts.scheme == "http" and _loopback(parts.hostname or ""))
+    ):
         return endpoint.rstrip("/")
     raise ConfigError(
         f"platform {name}: endpoint is {endpoint!r}, not an https address",

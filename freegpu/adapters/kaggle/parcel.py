@@ -227,5 +227,3 @@ def take_away(calls: Calls, owner: str, slug: str) -> None:
             adapter=calls.name,
             account=owner,
         )
-
-
