@@ -8,15 +8,12 @@ account.
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -38,7 +35,7 @@ from freegpu.adapters.base import (
     WindowKind,
 )
 from freegpu.adapters.hosts import held, write_private
-from freegpu.adapters.kaggle import output, parcel
+from freegpu.adapters.kaggle import output, parcel, words
 from freegpu.adapters.kaggle.calls import (
     Calls,
     DeniedError,
@@ -46,55 +43,39 @@ from freegpu.adapters.kaggle.calls import (
     TroubledError,
     check_endpoint,
 )
+from freegpu.adapters.kaggle.source import (
+    ACCESS,
+    AGENT,
+    LIMIT_S,
+    PREFIX,
+    SEALED,
+    SEED,
+    SHAPES,
+    SPARE_S,
+    STORE,
+    TPU_LIMIT_S,
+    payload,
+    slug_of,
+    source,
+)
+from freegpu.adapters.kaggle.words import GPU, TPU
 from freegpu.agent import wire
 from freegpu.clock import Clock, utc
 from freegpu.errors import (
     AdapterError,
     ConfigError,
-    NoCapacityError,
-    QuotaExhaustedError,
     RejectedError,
     UnreachableError,
 )
-from freegpu.jobs.lifecycle import EndReason
 
-PREFIX = "freegpu-"
-GPU, TPU = "gpu", "tpu"
-SEALED, STORE = "sealed", "store"
 PRIVATE_DATASET = "private-dataset"
-#: seconds: 12 h with and without cards, 9 h with a TPU (reports; Kaggle's own page was not to be had)
-LIMIT_S, TPU_LIMIT_S = 12 * 3600.0, 9 * 3600.0
-#: Kaggle's clock starts before ours, and its end comes without notice: seconds kept from its limit
-SPARE_S = 900.0
-#: the platform's own timeout, which is not dependable, comes so many seconds after ours
-LATER_S = 600
 #: queue, image and start; an estimate
 START_DELAY_S = 120.0
 #: a source of this many bytes or more goes into the dataset instead
 TEXT_MOST = 1 << 20
-#: seconds between looks at what the session wrote, for a manifest that outlives a kill
-MANIFEST_S = 3.0
-#: how long the kernel waits for its dataset to appear
-MOUNT_PATIENCE_S = 120.0
-#: accelerators by card; P100 is retired, and whatever else is listed is not for ordinary accounts
-_SHAPES = {"CPU": "", "T4": "NvidiaTeslaT4", "tpu-v5e-8": "TpuV5E8"}
 _OPTIONS = ("account", "carry", "credentials", "endpoint", "timeout_s")
 _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _REF = re.compile(r"([A-Za-z0-9_-]{1,64})/(freegpu-[a-z0-9-]{1,42})")
-_AGENT, _SEED, _ACCESS = "freegpu-agent.bin", "freegpu-seed.bin", "freegpu-access.bin"
-#: words of KernelWorkerStatus (kagglesdk 0.1.38); the default is left out of answers
-_STATES = {
-    **dict.fromkeys(("QUEUED", "NEW_SCRIPT"), PlatformState.STARTING),
-    "RUNNING": PlatformState.RUNNING,
-    **dict.fromkeys(
-        ("COMPLETE", "ERROR", "CANCEL_REQUESTED", "CANCEL_ACKNOWLEDGED"), PlatformState.ENDED
-    ),
-}
-_SOURCES = ("Dataset", "Competition", "Kernel", "Model")
-_BUSY = re.compile(r"session count|too many .{0,20}session|concurren", re.I)
-_BROKE = re.compile(r"quota|hours? .{0,20}(left|remaining|used)", re.I)
-_FULL = re.compile(r"capacity|no .{0,20}(available|accelerator)|unavailable", re.I)
-_TIMED = re.compile(r"time.?out|timed out|time limit|maximum .{0,20}(time|runtime|duration)", re.I)
 
 
 class KaggleAdapter:
@@ -150,14 +131,22 @@ class KaggleAdapter:
     @property
     def windows(self) -> Mapping[str, Window]:
         source = "reports; the account's own figures and refresh time are read live"
-        declared = {"verified_on": "2026-12-02", "source": source}
-        # Saturday 00:00 UTC is inferred from one sighting
-        weekly = {"kind": WindowKind.FIXED_WEEKLY, "reset_offset_s": 5 * 86400.0}
-        return {
-            GPU: Window(**weekly, limit_s=30 * 3600.0, **declared),
-            TPU: Window(**weekly, limit_s=20 * 3600.0, **declared),
-            "": Window(kind=WindowKind.PER_SESSION, limit_s=LIMIT_S, **declared),
-        }
+        looked = "2026-12-02"
+
+        def weekly(hours: float) -> Window:
+            return Window(
+                kind=WindowKind.FIXED_WEEKLY,
+                limit_s=hours * 3600,
+                # Saturday 00:00 UTC is inferred from one sighting
+                reset_offset_s=5 * 86400.0,
+                source=source,
+                verified_on=looked,
+            )
+
+        free = Window(
+            kind=WindowKind.PER_SESSION, limit_s=LIMIT_S, source=source, verified_on=looked
+        )
+        return {GPU: weekly(30), TPU: weekly(20), "": free}
 
     @property
     def signed_in(self) -> str:
@@ -198,67 +187,12 @@ class KaggleAdapter:
         """Reserved counts as used: whether `timeUsed` holds it already is not known, and the lower rest is the safe one."""
         self.calls.user()
         told = self.calls.ask("GetAcceleratorQuotaStatistics")
-        resets, reports = _moment(told.get("quotaRefreshTime")), []
-        for pool in (GPU, TPU):
-            row = told.get(f"{pool}Quota")
-            if not isinstance(row, dict):
-                continue
-            limit = _seconds(row.get("totalTimeAllowed"))
-            used = (_seconds(row.get("timeUsed")) or 0.0) + (_seconds(row.get("timeReserved")) or 0)
-            reports.append(
-                QuotaReport(
-                    pool=pool,
-                    used_s=used,
-                    limit_s=limit if limit is not None else _seconds(row.get("minimumTimeAllowed")),
-                    resets_at=resets,
-                    as_of=utc(self.clock),
-                )
-            )
-        return reports
+        return words.quota(told, utc(self.clock))
 
     # --- sessions ---------------------------------------------------------------------------------------
 
     def render(self, launch: Launch, /) -> Request:
-        slug, sealed = _slug(launch.key), self.carry == SEALED
-        card = launch.offer.card
-        limit_s = launch.profile.limit_s or LIMIT_S - SPARE_S
-        setup = {
-            "profile": launch.profile.to_json(),
-            "kernel": slug,
-            "carry": self.carry,
-            "tpu": launch.offer.pool == TPU,
-            "agent": _AGENT,
-            "agent_sha256": launch.agent_sha256,
-            "seed": _SEED if sealed else "",
-            "manifest_s": MANIFEST_S,
-            "patience_s": MOUNT_PATIENCE_S,
-        }
-        save = {
-            "newTitle": slug.replace("-", " "),
-            "language": "python",
-            "kernelType": "script",
-            "kernelExecutionType": "SAVE_AND_RUN_ALL",
-            "isPrivate": True,
-            # left out, it would be true
-            "enableInternet": not sealed,
-            # deprecated beside the shape, but without either a processor would be nowhere asked for
-            "enableGpu": launch.offer.pool == GPU,
-            "enableTpu": launch.offer.pool == TPU,
-            "sessionTimeoutSeconds": int(limit_s) + LATER_S,
-        }
-        if _SHAPES.get(card):
-            save["machineShape"] = _SHAPES[card]
-        return Request(
-            key=launch.key,
-            payload={
-                "slug": slug,
-                "card": card,
-                "save": save,
-                "setup": setup,
-                "agent": launch.agent_path,
-                "tree": launch.tree if sealed else "",
-            },
-        )
+        return Request(key=launch.key, payload=payload(launch, self.carry))
 
     def entrust(self, secrets: Callable[[], Mapping[str, str]], /) -> None:
         self._secrets = secrets
@@ -266,7 +200,7 @@ class KaggleAdapter:
     def start(self, request: Request, /) -> SessionRef:
         if not _KEY.fullmatch(request.key):
             raise self._error(RejectedError, f"a session cannot be called {request.key!r}")
-        if request.payload["card"] not in _SHAPES:
+        if request.payload["card"] not in SHAPES:
             raise self._error(RejectedError, f"Kaggle has no {request.payload['card']}")
         folder = self.home / "kaggle"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -275,7 +209,7 @@ class KaggleAdapter:
             return self.find(request.key) or self._start(request, folder)
 
     def _start(self, request: Request, folder: Path) -> SessionRef:
-        payload, slug, owner = request.payload, str(request.payload["slug"]), self.calls.user()
+        slug, owner = str(request.payload["slug"]), self.calls.user()
         with self._parcel(request, folder) as (text, files):
             if files:
                 try:
@@ -295,7 +229,7 @@ class KaggleAdapter:
                 competitionDataSources=[],
                 modelDataSources=[],
                 categoryIds=[],
-                **payload["save"],
+                **request.payload["save"],
             )
         except UnreachableError:
             raise  # it may have happened: find() will tell
@@ -308,11 +242,7 @@ class KaggleAdapter:
     def _accepted(self, told: Mapping[str, Any], owner: str, slug: str) -> None:
         """Read every way in which an answer of 200 says no. A kernel that runs without its inputs is no launch."""
         error = " ".join(str(told.get("error") or "").split())[:300]
-        lacking = [
-            f"{kind.lower()} {source}"
-            for kind in _SOURCES
-            for source in told.get(f"invalid{kind}Sources") or ()
-        ]
+        lacking = words.lacking(told)
         landed = str(told.get("ref") or "").rstrip("/").rpartition("/")[2]
         if not error and not lacking and landed in ("", slug):
             return
@@ -320,17 +250,7 @@ class KaggleAdapter:
         if landed.startswith(PREFIX) and landed != slug:
             self._clean_up(owner, landed)
         if error:
-            # the cap's own words first: they name the number of sessions, as a quota might
-            kind: type[AdapterError] = (
-                NoCapacityError
-                if _BUSY.search(error)
-                else QuotaExhaustedError
-                if _BROKE.search(error)
-                else NoCapacityError
-                if _FULL.search(error)
-                else RejectedError
-            )
-            raise self._error(kind, f"Kaggle did not start the session: {error}")
+            raise self._error(words.refusal(error), f"Kaggle did not start the session: {error}")
         if lacking:
             raise self._error(
                 RejectedError,
@@ -348,10 +268,10 @@ class KaggleAdapter:
     @contextmanager
     def _parcel(self, request: Request, folder: Path) -> Iterator[tuple[str, dict[str, Path]]]:
         """The kernel's source, and the files of its dataset by name. RejectedError."""
-        payload, files, made = request.payload, {}, []
-        setup = dict(payload["setup"])
+        given, files, made = request.payload, dict[str, Path](), list[Path]()
+        setup = dict(given["setup"])
         try:
-            agent = Path(payload["agent"]).read_bytes()
+            agent = Path(given["agent"]).read_bytes()
         except OSError as error:
             raise self._error(
                 RejectedError, f"the agent cannot be read: {error.strerror}"
@@ -359,19 +279,19 @@ class KaggleAdapter:
         if hashlib.sha256(agent).hexdigest() != setup["agent_sha256"]:
             raise self._error(RejectedError, "the agent is not the one of this launch")
         try:
-            if payload["tree"]:
-                files[_SEED] = folder / f"{request.key}.seed"
-                made.append(files[_SEED])
-                parcel.pack(Path(payload["tree"]), files[_SEED])
+            if given["tree"]:
+                files[SEED] = folder / f"{request.key}.seed"
+                made.append(files[SEED])
+                parcel.pack(Path(given["tree"]), files[SEED])
             secret = self._sealed_secrets(bytes.fromhex(setup["profile"]["key"]))
-            setup["access"] = _ACCESS if secret else ""
+            setup["access"] = ACCESS if secret else ""
             if secret:
-                files[_ACCESS] = folder / f"{request.key}.access"
-                made.append(files[_ACCESS])
-                write_private(files[_ACCESS], secret.encode())
+                files[ACCESS] = folder / f"{request.key}.access"
+                made.append(files[ACCESS])
+                write_private(files[ACCESS], secret.encode())
             text = source(setup, agent)
             if len(text.encode()) >= TEXT_MOST:
-                files[_AGENT] = Path(payload["agent"])
+                files[AGENT] = Path(given["agent"])
                 text = source(setup, b"")
             yield text, files
         finally:
@@ -394,7 +314,7 @@ class KaggleAdapter:
     def find(self, key: str, /) -> SessionRef | None:
         if not _KEY.fullmatch(key):
             return None
-        owner, slug = self.calls.user(), _slug(key)
+        owner, slug = self.calls.user(), slug_of(key)
         return SessionRef(f"{owner}/{slug}") if self._status(owner, slug) is not None else None
 
     def _status(self, owner: str, slug: str) -> dict[str, Any] | None:
@@ -428,7 +348,7 @@ class KaggleAdapter:
         except (DeniedError, TroubledError) as error:
             # kaggle-cli#1053: for three days the status of everything was a 500
             return Observation(state=PlatformState.UNKNOWN, raw=error.raw, detail=error.message)
-        return _observation(told)
+        return words.observation(told)
 
     def stop(self, ref: SessionRef, /) -> None:
         """Delete its kernel: there is no other way to end a session, and its output goes with it."""
@@ -503,7 +423,7 @@ class KaggleAdapter:
                 Finding(name="credentials", ok=False, detail=error.message, hint=error.hint),
             ]
         detail = f"the {kept.kind} in {kept.where} is {user}'s"
-        found += [Finding(name="credentials", ok=True, detail=detail), _quota_finding(reports)]
+        found += [Finding(name="credentials", ok=True, detail=detail), words.quota_finding(reports)]
         found += [self._clock_finding(), self._carry_finding(store)]
         return found
 
@@ -540,73 +460,8 @@ class KaggleAdapter:
         return kind(message, hint=hint, adapter=self.name, account=self.account)
 
 
-def source(setup: Mapping[str, Any], agent: bytes) -> str:
-    """The kernel's source: readable Python, the launch as JSON, and the agent in base64 (none: it is in the dataset)."""
-    text = Path(__file__).with_name("kernel.txt").read_text(encoding="utf-8")
-    lines = base64.encodebytes(agent).decode().strip()
-    told = json.dumps(json.dumps(setup, sort_keys=True))
-    return text.replace("@SETUP@", told, 1).replace("@AGENT@", lines, 1)
-
-
-def _slug(key: str) -> str:
-    """The slug of a session's kernel and dataset: such that Kaggle makes the same of its title, with at most 50 signs."""
-    if len(PREFIX + key) <= 50 and "--" not in key and not key.endswith("-"):
-        return PREFIX + key
-    return f"{PREFIX}{key[:16].replace('--', '-').strip('-')}-{wire.sha256(key.encode())[:16]}".replace(
-        "--", "-"
-    )
-
-
 def _where(match: re.Match[str]) -> dict[str, Any]:
     return {"userName": match[1], "kernelSlug": match[2], "versionLabel": "v1"}
-
-
-def _observation(told: Mapping[str, Any]) -> Observation:
-    raw = told.get("status", "QUEUED")
-    word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(raw)).upper()
-    word = word.removeprefix("KERNEL_WORKER_STATUS_")
-    state = _STATES.get(word, PlatformState.UNKNOWN)
-    detail = " ".join(str(told.get("failureMessage") or "").split())[:500]
-    reason = ""
-    if state is PlatformState.ENDED and _BROKE.search(detail):
-        reason = EndReason.QUOTA_EXHAUSTED
-    elif state is PlatformState.ENDED and _TIMED.search(detail):
-        reason = EndReason.SESSION_EXPIRED
-    return Observation(state=state, raw=str(raw), detail=detail, reason=reason)
-
-
-def _quota_finding(reports: Sequence[QuotaReport]) -> Finding:
-    if not reports:
-        return Finding(name="quota", ok=None, detail="Kaggle names no quota")
-    told = ", ".join(
-        f"{report.pool} {max(0.0, report.limit_s - report.used_s) / 3600:.1f} of {report.limit_s / 3600:.0f} h left"
-        for report in reports
-        if report.limit_s is not None
-    )
-    resets = reports[0].resets_at
-    when = f", back at {resets:%Y-%m-%d %H:%M} UTC" if resets else ""
-    return Finding(name="quota", ok=True, detail=f"{told or 'no limit is named'}{when}")
-
-
-def _seconds(told: Any) -> float | None:
-    """A duration such as "108000s" or "1.5s"; None for null and whatever else is none."""
-    try:
-        number = float(str(told).removesuffix("s"))
-    except ValueError:
-        return None
-    return number if 0 <= number < 1e12 else None
-
-
-def _moment(told: Any) -> datetime | None:
-    """RFC 3339 as aware UTC, also with nanoseconds or without a zone, which means UTC there."""
-    match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)?", str(told))
-    if match is None:
-        return None
-    try:
-        found = datetime.fromisoformat(match[1] + (match[2] or "Z"))
-    except ValueError:
-        return None
-    return found.astimezone(UTC)
 
 
 def _positive(name: str, option: str, value: Any) -> float:

@@ -167,7 +167,7 @@ class Calls:
             kind = getattr(importlib.import_module(types), _request(method))
             told = http.call(service, method, kind.from_dict(fields), _Raw)
             if not isinstance(told, dict):
-                raise TypeError("no JSON object")  # noqa: TRY301 - translated like whatever else is no answer
+                raise TypeError("no JSON object")
             return told
 
     def _http(self) -> Any:
@@ -348,10 +348,10 @@ def _limit(session: Any, timeout_s: float) -> None:
     from requests.adapters import HTTPAdapter
 
     class Timed(HTTPAdapter):
-        def send(self, request: Any, **given: Any) -> Any:
-            if given.get("timeout") is None:
-                given["timeout"] = (min(_CONNECT_S, timeout_s), timeout_s)
-            return super().send(request, **given)
+        def send(self, *given: Any, **more: Any) -> Any:
+            if more.get("timeout") is None:
+                more["timeout"] = (min(_CONNECT_S, timeout_s), timeout_s)
+            return super().send(*given, **more)
 
     for scheme in ("https://", "http://"):
         session.mount(scheme, Timed())

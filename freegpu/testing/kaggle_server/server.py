@@ -17,7 +17,7 @@ from freegpu.testing.kaggle_server.datasets import Datasets
 from freegpu.testing.machines import Hardware
 from freegpu.testing.platform_server import Heard, PlatformServer, Reply
 
-__all__ = ["Kernel", "KaggleServer"]
+__all__ = ["KaggleServer", "Kernel"]
 
 USER = "ada"
 _CALL = re.compile(r"/api/v1/([A-Za-z]+\.[A-Za-z]+)/([A-Za-z]+)")
