@@ -93,6 +93,10 @@ class KaggleServer(PlatformServer):
         self.drift = ""
         #: dataset sources that are said not to be found
         self.invalid = False
+        #: shapes that are given in another one's place, beside those that Kaggle is known to replace
+        self.silently: dict[str, str] = dict(_SILENTLY)
+        #: the kernel is said to be there still after it was deleted
+        self.ghosts = False
         #: signed addresses of files work so many times; None: always
         self.uses: int | None = None
         self._signed: dict[str, tuple[str, str, int]] = {}
@@ -112,7 +116,8 @@ class KaggleServer(PlatformServer):
             page = b"<!DOCTYPE html><title>Kaggle</title>One moment, please"
             return Reply(body=page, headers={"Content-Type": "text/html"})
         if name in self.instead:
-            return Reply(json=self.instead[name])
+            told = json.dumps(self.instead[name]).encode()
+            return Reply(body=told, headers={"Content-Type": "application/json"})
         answers = getattr(self, f"_on_{name}", None)
         if not name or answers is None:
             return self.error(404, "Not Found")
@@ -192,7 +197,7 @@ class KaggleServer(PlatformServer):
         asked = str(told.get("machineShape") or "")
         if not asked and told.get("enableGpu", False):
             asked = "NvidiaTeslaP100"
-        shape = _SILENTLY.get(asked, asked)
+        shape = self.silently.get(asked, asked)
         if asked == "TpuV5E8" and told.get("dockerImage"):
             shape = ""  # an image pin beats the shape: a processor comes
         if refusal := self._refusal(shape, told):
@@ -294,7 +299,8 @@ class KaggleServer(PlatformServer):
         self.machines.kill(kernel.machine)
         if pool := self.pool(kernel):
             self.spent[pool] += self._lasted(kernel)
-        del self.kernels[kernel.slug]
+        if not self.ghosts:
+            del self.kernels[kernel.slug]
         return Reply(json={})
 
     # --- output -----------------------------------------------------------------------------------------
