@@ -208,6 +208,29 @@ def test_a_failing_address_is_tried_again(stage: Stage, server: KaggleServer) ->
     assert bring(stage, ref).whole
 
 
+def test_an_outage_of_the_files_is_told_after_what_could_be_had(
+    stage: Stage, server: KaggleServer
+) -> None:
+    """Else the output would be tidied away for want of a file server: whole=False is Kaggle's fault, this is not."""
+    ref = ended(stage, begun(stage))
+    server.set_faults(fail={"value": 503, "only": ["output"]})
+    with pytest.raises(UnreachableError):
+        bring(stage, ref)
+    first = server._on_output
+
+    def blob_away(heard: Any, told: Any) -> Any:
+        _, name, _ = server._signed[heard.path.rpartition("/")[2]]
+        return server.error(503, "away") if BLOB_KEY in name else first(heard, told)
+
+    server.set_faults(fail=None)
+    server._on_output = blob_away  # type: ignore[method-assign]
+    with pytest.raises(UnreachableError):
+        bring(stage, ref)
+    assert names(stage) == [key for key in ALL if key != BLOB_KEY]
+    server._on_output = first  # type: ignore[method-assign]
+    assert bring(stage, ref) == Collected(files=3, whole=True)
+
+
 def test_an_outage_is_no_empty_output(stage: Stage, server: KaggleServer) -> None:
     """Not to be told is not to have nothing."""
     ref = ended(stage, begun(stage))
@@ -222,9 +245,13 @@ def test_an_outage_is_no_empty_output(stage: Stage, server: KaggleServer) -> Non
 def test_no_path_leads_out_of_the_folder(stage: Stage, server: KaggleServer, key: str) -> None:
     """A manifest that tries is believed in nothing."""
     ref = ended(stage, begun(stage))
-    _rewrite(server, lambda told: told["files"].update({key: [1, "0" * 64]}))
+    server.planted[f"freegpu-store/{key}"] = b"!"
+    digest = hashlib.sha256(b"!").hexdigest()
+    _rewrite(server, lambda told: told["files"].update({key: [1, digest]}))
     assert bring(stage, ref).whole is False
     assert not list(stage.folder.rglob("escaped"))
+    assert not Path("/etc/escaped").exists()
+    assert names(stage) == ALL
 
 
 def test_a_manifest_of_another_kernel_is_not_believed(stage: Stage, server: KaggleServer) -> None:

@@ -397,10 +397,15 @@ def check_endpoint(name: str, endpoint: str) -> str:
 
 
 def download(calls: Calls, url: str, into: Path, size: int) -> bool:
-    """Fetch at most `size` bytes and one more into this file; False: another status than 200, or it broke off."""
+    """Fetch at most `size` bytes and one more into this file; False: it is not to be had there, or it broke off.
+
+    UnreachableError: whoever keeps the file has a problem; that says nothing about the file.
+    """
     import requests
 
     with calls.get(url) as answer:
+        if answer.status_code >= 500 or answer.status_code in (408, 429):
+            raise TroubledError(f"a file of the output was answered with {answer.status_code}")
         if answer.status_code != 200:
             return False
         left = size + 1

@@ -18,6 +18,7 @@ from typing import Any
 from freegpu.adapters.base import Collected
 from freegpu.adapters.kaggle.calls import Calls, MissingError, download
 from freegpu.agent.wire import check_relative
+from freegpu.errors import UnreachableError
 
 __all__ = ["collect", "log"]
 
@@ -26,6 +27,8 @@ _PAGE = 200
 #: more pages than any session fills
 _PAGES = 2000
 _MOST = 64 << 20
+#: so many files that nobody answers for are an outage
+_OUTAGE = 3
 _BLOB = re.compile(r"attempts/[a-z0-9-]{1,63}/blobs/([0-9a-f]{64})")
 _MESSAGE = re.compile(
     r"(sessions/[a-z0-9-]{1,63}/(hello|agent-beat|outbox/\d+)|jobs/[a-z0-9-]{1,63}/checkpoints/[\d-]+"
@@ -48,16 +51,23 @@ class _Listing:
                     found[str(row["fileName"]).replace("\\", "/")] = str(row["url"])
         return found
 
-    def fetch(self, name: str, into: Path, size: int) -> bool:
-        """Bring one file; False: it does not come. UnreachableError."""
-        url = self.urls.get(name)
-        if url is None:
-            return False
-        if download(self._calls, url, into, size):
-            return True
-        self.urls = self._ask()
-        url = self.urls.get(name)
-        return url is not None and download(self._calls, url, into, size)
+    def fetch(self, name: str, into: Path, size: int, digest: str = "") -> bool:
+        """Bring one file, as it should be where that is known; False: it does not come. UnreachableError: ask later."""
+        for last in (False, False, True):
+            url = self.urls.get(name)
+            if url is None:
+                return False
+            try:
+                if download(self._calls, url, into, size) and (
+                    not digest or _is(into, size, digest)
+                ):
+                    return True
+            except UnreachableError:
+                if last:
+                    raise
+            if not last:
+                self.urls = self._ask()  # addresses expire, and a page that says so comes with 200
+        return False
 
 
 def _pages(calls: Calls, where: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -84,22 +94,27 @@ def collect(calls: Calls, where: dict[str, Any], slug: str, into: Path) -> Colle
         manifest = _manifest(listing, slug, hidden)
         if manifest is None:
             return Collected(files=_rescue(listing, into, hidden), whole=False)
-        files, whole = 0, bool(manifest["final"])
+        files, whole, away = 0, bool(manifest["final"]), list[UnreachableError]()
         for key, (size, digest) in manifest["files"].items():
             target = into / key
             if _is(target, size, digest):
                 files += 1
                 continue
-            for _ in range(2):  # one that broke off is worth a second try
-                came = listing.fetch(STORE + key, hidden, size) and _is(hidden, size, digest)
-                if came:
+            try:
+                came = listing.fetch(STORE + key, hidden, size, digest)
+            except UnreachableError as error:
+                away.append(error)
+                if len(away) >= _OUTAGE:
                     break
+                continue
             if came:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(hidden, target)
                 files += 1
             else:
                 whole = False
+        if away:
+            raise away[0]  # not withheld: what is here already is not fetched again the next time
         if not manifest["final"]:
             # killed after the manifest was written: what is newer may prove itself
             files += _rescue(listing, into, hidden)

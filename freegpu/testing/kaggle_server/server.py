@@ -95,6 +95,8 @@ class KaggleServer(PlatformServer):
         self.invalid = False
         #: shapes that are given in another one's place, beside those that Kaggle is known to replace
         self.silently: dict[str, str] = dict(_SILENTLY)
+        #: files of the output that no session wrote
+        self.planted: dict[str, bytes] = {}
         #: the kernel is said to be there still after it was deleted
         self.ghosts = False
         #: signed addresses of files work so many times; None: always
@@ -317,7 +319,7 @@ class KaggleServer(PlatformServer):
         kernel = self._asked(told)
         if kernel is None:
             return self.error(404, "The notebook was not found")
-        names = list(self.outputs(kernel))
+        names = [*self.outputs(kernel), *self.planted]
         start = int(told.get("pageToken") or 0)
         end = start + min(self.page, int(told.get("pageSize") or 20))
         rows = []
@@ -344,13 +346,16 @@ class KaggleServer(PlatformServer):
         slug, name, used = self._signed.get(token, ("", "", 0))
         kernel = self.kernels.get(slug)
         path = self.outputs(kernel).get(name) if kernel else None
-        if path is None or (self.uses is not None and used >= self.uses):
+        if (path is None and name not in self.planted) or (
+            self.uses is not None and used >= self.uses
+        ):
             # an error page with 200 was saved as the file by older clients
             page = b"<!DOCTYPE html><title>Expired</title>"
             return Reply(body=page, headers={"Content-Type": "text/html"})
         self._signed[token] = (slug, name, used + 1)
+        data = path.read_bytes() if path is not None else self.planted[name]
         cut = self.fault("truncate_output", "output")
-        return Reply(body=path.read_bytes(), cut_after=None if cut is None else max(1, int(cut)))
+        return Reply(body=data, cut_after=None if cut is None else max(1, int(cut)))
 
     # --- datasets ---------------------------------------------------------------------------------------
 
