@@ -165,6 +165,14 @@ def facts_of(platform: str, settings: Settings) -> Facts:
             f"{platform} ({configured.adapter}) starts its sessions by itself and needs no cell",
             hint=f"cells are for {', '.join(attended.kinds())}",
         )
+    if configured is None and platform in registry.known():
+        for name, other in settings.platforms.items():
+            # a notebook of the same account would use the quota up that freegpu plans with
+            if registry.resolve(other.adapter) == platform:
+                raise ConfigError(
+                    f"{name} ({platform}) starts its sessions by itself and needs no cell",
+                    hint=f"take [platforms.{name}] out of freegpu.toml to go back to cells",
+                )
     if configured is None and platform not in attended.kinds():
         near = difflib.get_close_matches(platform.casefold(), attended.kinds(), 1)
         raise ConfigError(

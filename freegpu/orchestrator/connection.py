@@ -131,12 +131,15 @@ def connect_platform(
     made = registry.create(name, adapter, merged, home=settings.home, clock=workspace.clock)
     try:
         findings = tuple(diagnose(made, replace(settings, platforms=platforms)))
-        account = made.account
+        # who the platform says is signed in, where an adapter holds itself to that from now on
+        signed_in = str(getattr(made, "signed_in", ""))
+        account = signed_in or made.account
     finally:
         made.close()
     connected = all(finding.ok is not False for finding in findings)
     changed = False
     if connected:
+        merged.update({"account": signed_in} if signed_in else {})
         told = {"adapter": adapter, **dict.fromkeys(kept), **merged, "store": seen or None}
         changed = set_platform(settings.home, name, told)
     notes = []

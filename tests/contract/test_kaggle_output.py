@@ -240,17 +240,16 @@ def test_an_outage_is_no_empty_output(stage: Stage, server: KaggleServer) -> Non
 
 
 @pytest.mark.parametrize(
-    "key", ["../escaped", "/etc/escaped", "a/../../escaped", "", "./x"], ids=ascii
+    "key", ["../escaped", "FOLDER/escaped", "a/../../escaped", "", "./x"], ids=ascii
 )
 def test_no_path_leads_out_of_the_folder(stage: Stage, server: KaggleServer, key: str) -> None:
     """A manifest that tries is believed in nothing."""
-    ref = ended(stage, begun(stage))
+    ref, key = ended(stage, begun(stage)), key.replace("FOLDER", str(stage.folder))
     server.planted[f"freegpu-store/{key}"] = b"!"
     digest = hashlib.sha256(b"!").hexdigest()
     _rewrite(server, lambda told: told["files"].update({key: [1, digest]}))
     assert bring(stage, ref).whole is False
     assert not list(stage.folder.rglob("escaped"))
-    assert not Path("/etc/escaped").exists()
     assert names(stage) == ALL
 
 

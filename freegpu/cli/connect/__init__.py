@@ -24,6 +24,7 @@ SECTIONS: Sections = MappingProxyType(
                 "colab",
                 "Let freegpu start Colab runtimes through Google's own colab program.",
             ),
+            "kaggle": ("kaggle", "kaggle", "Use your Kaggle account from now on."),
             "lightning": ("lightning", "lightning", "Use your Lightning AI account from now on."),
             "ssh": ("ssh", "ssh", "Use a host that you reach by ssh from now on."),
         },

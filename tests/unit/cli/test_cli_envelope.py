@@ -25,6 +25,7 @@ LINES: dict[str, tuple[list[str], str]] = {
     "cell": (["cell", "colab"], "cell"),
     "connect store": (["connect", "store", "folder:/data"], "connect_store"),
     "connect colab": (["connect", "colab"], "connect_platform"),
+    "connect kaggle": (["connect", "kaggle"], "connect_platform"),
     "connect lightning": (["connect", "lightning"], "connect_platform"),
     "connect ssh": (["connect", "ssh", "ada@lab.example.com"], "connect_platform"),
     "doctor": (["doctor"], "doctor"),
