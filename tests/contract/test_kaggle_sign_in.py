@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from freegpu.errors import AuthError
+from freegpu.errors import AuthError, MissingSDKError, RejectedError
 from freegpu.testing.kaggle_server import KaggleServer
 from freegpu.testing.suites import Stage
 from tests.contract.kaggle import made, server, stage
@@ -163,6 +164,28 @@ def test_a_rejected_token_is_not_hidden_by_a_good_key(
         adapter.quota()
     assert "wrong-token" not in f"{caught.value.message}{caught.value.hint}"
     adapter.close()
+
+
+def test_an_answer_that_repeats_the_token_is_shown_without_it(
+    server: KaggleServer, stage: Stage
+) -> None:
+    """What the platform says may be quoted; what it repeats of ours may not."""
+    said = {"code": 400, "message": f"the header Bearer {server.token} is odd"}
+    server.instead["GetAcceleratorQuotaStatistics"] = said
+    with pytest.raises(RejectedError, match=r"Bearer \*\*\* is odd"):
+        stage.adapter.quota()
+
+
+def test_a_missing_library_is_told_with_what_to_install(
+    server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything else is looked for."""
+    monkeypatch.setitem(sys.modules, "kagglesdk.kaggle_client", None)
+    adapter = made(tmp_path)
+    with pytest.raises(MissingSDKError) as caught:
+        adapter.offers()
+    assert "pip install 'kagglesdk" in caught.value.hint
+    assert not server.requests
 
 
 def test_settings_of_kaggle_s_program_do_not_leak_in(

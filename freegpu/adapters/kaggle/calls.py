@@ -94,6 +94,7 @@ class Calls:
 
     def credentials(self) -> accounts.Credentials:
         """Found anew if they are about to expire; OAuth is renewed by Kaggle's own library, in its own file. AuthError."""
+        self._library()
         with self._lock:
             now = self.clock.time()
             if self._credentials is None or self._credentials.stale(now):
@@ -104,6 +105,17 @@ class Calls:
                     found = accounts.find()
                 self._credentials = found
             return self._credentials
+
+    def _library(self) -> None:
+        """MissingSDKError: Kaggle's client library is not there, or cannot be imported."""
+        try:
+            importlib.import_module("kagglesdk.kaggle_client")
+        except ImportError as error:
+            raise MissingSDKError(
+                f"kagglesdk cannot be imported: {error}",
+                hint="pip install 'kagglesdk>=0.1.38,<0.2'",
+                **self._who(),
+            ) from error
 
     def _renew(self) -> None:
         with _translated(self):
@@ -179,15 +191,9 @@ class Calls:
 
     def _make(self, *, token: str | None, key: accounts.Credentials | None) -> Any:
         """A client with time limits, which kagglesdk has no setting for."""
-        try:
-            from kagglesdk import kaggle_env
-            from kagglesdk.kaggle_client import KaggleClient
-        except ImportError as error:
-            raise MissingSDKError(
-                f"kagglesdk cannot be imported: {error}",
-                hint="pip install 'kagglesdk>=0.1.38,<0.2'",
-                **self._who(),
-            ) from error
+        from kagglesdk import kaggle_env
+        from kagglesdk.kaggle_client import KaggleClient
+
         Env = kaggle_env.KaggleEnv  # noqa: N806 - a class
         with _ADDRESSES:
             before = kaggle_env._env_to_endpoint[Env.LOCAL]
@@ -268,6 +274,8 @@ class Calls:
     def refused(self, status: int, said: str, headers: Mapping[str, str], method: str) -> NoReturn:
         """The error that an answer with this status stands for."""
         text = " ".join(said.split())[:300]
+        for secret in (self._credentials.token, self._credentials.key) if self._credentials else ():
+            text = text.replace(secret, "***") if secret else text
         what = f"Kaggle answered {method} with {status}" + (f": {text}" if text else "")
         who = self._who()
         if status == 401:
