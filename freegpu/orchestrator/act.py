@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from freegpu.jobs.lifecycle import (
 )
 from freegpu.jobs.model import Checkpointing
 from freegpu.orchestrator.home import load_secrets
+from freegpu.orchestrator.lanes import Lanes, Late, starting
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import Action, Assign, Attempt, Session, StartSession
@@ -86,6 +88,7 @@ class Actor:
     now: Callable[[], datetime]
     #: session -> what our last heartbeat to it said, and when
     answered: dict[str, tuple[Any, datetime]] = field(default_factory=dict)
+    lanes: Lanes = field(default_factory=Lanes)
     done: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -123,23 +126,38 @@ class Actor:
         for attempt in attempts:
             self._post_run(session, attempt)
         request = adapter.render(self._launch(session.id, offer))
+        what = starting(session.id)
+        self.lanes.call(offer.platform, what, partial(adapter.start, request), vital=True)
+        names = ", ".join(a.id for a in attempts)
+        self._take(session, f"for {names}: {action.why}", wait_s=self.lanes.patience_s)
+
+    def settle(self) -> None:
+        """Take the answers of starts that outlasted the tick which began them."""
+        for session in self.ledger.sessions(open_only=True):
+            if session.state is SessionState.PLANNED and self.lanes.under_way(
+                session.platform, starting(session.id)
+            ):
+                self._take(session, "after a while", wait_s=0.0)
+
+    def _take(self, session: Session, why: str, *, wait_s: float) -> None:
+        """What became of a start, if it is known by then; else a later tick asks again."""
+        platform = session.platform
         try:
-            ref = adapter.start(request)
+            ref = self.lanes.take(platform, starting(session.id), wait_s=wait_s)
+        except Late:
+            if wait_s:
+                self.done.append(f"session {session.id} is being started on {platform} {why}")
         except UnreachableError as error:
             # it may have been accepted: the next tick asks find() and adopts or closes the session
-            self._pause(offer.platform, error)
-            return
+            self._pause(platform, error)
         except AdapterError as error:
-            self._pause(offer.platform, error)
+            self._pause(platform, error)
             self._launch_failed(session, error)
-            return
-        self.ledger.session_event(
-            session.id, SessionEvent.ACCEPTED, ref=str(ref), started_at=self.now()
-        )
-        names = ", ".join(a.id for a in attempts)
-        self.done.append(
-            f"session {session.id} starts on {offer.platform} for {names}: {action.why}"
-        )
+        else:
+            self.ledger.session_event(
+                session.id, SessionEvent.ACCEPTED, ref=str(ref), started_at=self.now()
+            )
+            self.done.append(f"session {session.id} starts on {platform} {why}")
 
     def _launch_failed(self, session: Session, error: AdapterError) -> None:
         for attempt in self.ledger.attempts(session=session.id, open_only=True):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from freegpu import cards
@@ -24,7 +25,9 @@ from freegpu.jobs.lifecycle import (
     SessionState,
 )
 from freegpu.jobs.model import Needs
+from freegpu.orchestrator import tidying
 from freegpu.orchestrator.events import AVOID_S, EventDesk
+from freegpu.orchestrator.lanes import Lanes, starting
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import Attempt, Session
@@ -51,6 +54,7 @@ class Observer:
     poll_gap_s: float
     #: a session where nothing runs is asked no more often than this, seconds
     rest_s: float = 0.0
+    lanes: Lanes = field(default_factory=Lanes)
 
     def run(self) -> list[str]:
         """Observe every open session; returns problems, as sentences."""
@@ -58,24 +62,12 @@ class Observer:
         by_platform: dict[str, list[Session]] = defaultdict(list)
         for session in self.ledger.sessions(open_only=True):
             by_platform[session.platform].append(session)
-        for platform, sessions in by_platform.items():
-            adapter = self.adapters.get(platform)
-            seen: Mapping[SessionRef, Observation] = {}
-            if adapter is None:
-                problems.append(
-                    f"platform {platform} is not configured any more; its sessions are watched by heartbeat only"
-                )
-            elif not adapter.capabilities.attended:
-                try:
-                    sessions = [self._adopt(adapter, session) for session in sessions]
-                    refs = [SessionRef(s.ref) for s in sessions if s.ref and s.state.open]
-                    seen = adapter.observe(refs) if refs else {}
-                except AdapterError as error:
-                    problems.append(f"{platform}: {error.message}")
+        words = self._ask(by_platform, problems)
+        for sessions in by_platform.values():
             for session in sessions:
                 if not session.state.open:
                     continue
-                word = seen.get(SessionRef(session.ref)) if session.ref else None
+                word = words.get(SessionRef(session.ref)) if session.ref else None
                 if self._rests(session, word):
                     continue
                 try:
@@ -83,13 +75,46 @@ class Observer:
                 except StoreError as error:
                     # not our agent's silence: we cannot hear, so nobody is judged
                     problems.append(str(error))
+        problems += tidying.sweep(self.ledger, self.adapters, self.lanes, self.now())
         return list(dict.fromkeys(problems))
+
+    def _ask(
+        self, by_platform: dict[str, list[Session]], problems: list[str]
+    ) -> dict[SessionRef, Observation]:
+        """What the platforms say of these sessions, all of them asked at once; sessions a crash left are adopted first."""
+        asked: dict[str, Callable[[], Mapping[SessionRef, Observation]]] = {}
+        for platform, sessions in by_platform.items():
+            adapter = self.adapters.get(platform)
+            if adapter is None:
+                problems.append(
+                    f"platform {platform} is not configured any more; its sessions are watched by heartbeat only"
+                )
+            elif not adapter.capabilities.attended:
+                for index, session in enumerate(sessions):
+                    try:
+                        sessions[index] = self._adopt(adapter, session)
+                    except AdapterError as error:
+                        problems.append(f"{platform}: {error.message}")
+                refs = [SessionRef(s.ref) for s in sessions if s.ref and s.state.open]
+                if refs:
+                    asked[platform] = partial(adapter.observe, refs)
+        words: dict[SessionRef, Observation] = {}
+        for platform, answer in self.lanes.ask_all("observe", asked).items():
+            try:
+                words.update(answer())
+            except AdapterError as error:
+                problems.append(f"{platform}: {error.message}")
+        return words
 
     def _adopt(self, adapter: Adapter, session: Session) -> Session:
         """A planned session is what a crash between plan and start leaves behind: find it or close it."""
         if session.state is not SessionState.PLANNED or session.ref:
             return session
-        ref = adapter.find(session.key)
+        if self.lanes.under_way(session.platform, starting(session.id)):
+            return session  # by this very process; the actor takes the answer
+        ref = self.lanes.ask(
+            session.platform, f"find {session.key}", partial(adapter.find, session.key)
+        )
         if ref is not None:
             return self.ledger.session_event(
                 session.id, SessionEvent.ACCEPTED, ref=ref, started_at=session.created_at
@@ -259,13 +284,15 @@ class Observer:
         if session.state is not SessionState.ENDING:
             self.ledger.session_event(session.id, SessionEvent.ASK_END, reason=detail)
         try:
-            adapter.stop(SessionRef(session.ref))
+            stop = partial(adapter.stop, SessionRef(session.ref))
+            self.lanes.ask(session.platform, f"stop {session.ref}", stop)
         except AdapterError as error:
             log.warning("stop %s: %s", session.id, error, extra={"action": "stop_failed"})
 
     def finish(self, session: Session, reason: EndReason, detail: str, *, charged_s: float) -> None:
         """The session is over: end what it still held, release its reserve, charge it; once."""
         self._end_attempts(session, reason, detail)
+        tidying.note(self.ledger, self.ledger.session(session.id), self.adapters)
         self.ledger.end_session(
             session.id, reason=f"{reason}: {detail}", charged_s=charged_s, at=self.now()
         )
