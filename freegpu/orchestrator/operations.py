@@ -570,6 +570,12 @@ class Workspace:
                 f"{found.name} ({found.id}) is {found.state}; only a running job can be interrupted",
                 hint=f"`freegpu show {found.id}` tells where it stands",
             )
+        if self.ledger.session(open_attempts[-1].session).offer.sealed:
+            raise NotReadyError(
+                f"{found.name} ({found.id}) runs on {open_attempts[-1].platform} in a session that nothing reaches"
+                " until it ends; ending it now would lose its work",
+                hint="wait, or cancel it",
+            )
         if open_attempts[-1].state is not AttemptState.STOPPING:
             self.ledger.attempt_event(
                 open_attempts[-1].id, AttemptEvent.STOP, stop_reason=EndReason.PREEMPTED

@@ -158,6 +158,7 @@ class Reconciler:
             poll_gap_s=rhythm.gap_s,
             rest_s=rhythm.rest_s,
             lanes=self.lanes,
+            home=self.identity.home,
         )
 
     def _actor(self) -> Actor:
@@ -224,8 +225,12 @@ class Reconciler:
         """Slots of sessions that are alive now and take work; a silent session gets none."""
         free = []
         for session in sessions:
-            if session.state is not SessionState.LIVE or session.silent_polls:
-                continue
+            if (
+                session.state is not SessionState.LIVE
+                or session.silent_polls
+                or session.offer.sealed
+            ):
+                continue  # also a sealed one: no ticket reaches it any more
             if session.beat.get("state") not in ("idle", "running"):
                 continue
             taken = {a.slot for a in self.ledger.attempts(session=session.id, open_only=True)}
@@ -274,7 +279,7 @@ class Reconciler:
                     platform=name,
                     account=adapter.account,
                     capabilities=adapter.capabilities,
-                    offers=() if unseen else offers,
+                    offers=() if unseen else _marked(offers, adapter.capabilities.sealed),
                     open_sessions=sum(s.platform == name for s in sessions),
                     balances=tuple(self.balances(name, adapter, sessions)),
                     learned=self.learned(name, adapter),
@@ -377,6 +382,11 @@ class Reconciler:
                 )
             )
         return found
+
+
+def _marked(offers: Sequence[Offer], sealed: bool) -> tuple[Offer, ...]:
+    """The offers, with whether their sessions will be sealed: a session stays what it was when it began."""
+    return tuple(replace(offer, sealed=sealed) for offer in offers)
 
 
 def _offers_key(platform: str) -> str:
