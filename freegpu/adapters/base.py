@@ -119,6 +119,8 @@ class Offer:
     available: int | None = None
     #: device ids when the adapter can name them (CUDA_VISIBLE_DEVICES); empty: 0..count-1
     devices: tuple[str, ...] = ()
+    #: its sessions will be sealed; set by the orchestrator, so that a session stays what it was when it began
+    sealed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,6 +261,8 @@ class Entrusted(Protocol):
 
 class Adapter(Protocol):
     """One account on one platform. Calls block; each returns or raises AdapterError within its own time limits.
+
+    Two calls may come at once: one of start, collect and tidy beside one of the others.
 
     A class may say `one_account = "kaggle"`: a home then holds one platform of that word, since rotating accounts
     breaks every platform's terms. It may say `rules` (Rules).

@@ -23,6 +23,7 @@ from freegpu.adapters.base import (
     QuotaReport,
     Request,
     SessionRef,
+    Tidy,
     Window,
 )
 from freegpu.clock import Clock
@@ -106,6 +107,12 @@ class Patient:
 
     def collect(self, ref: SessionRef, /, into: Path) -> Collected:
         return self._patiently("collect", lambda: self.inner.collect(ref, into))
+
+    def tidy(self, ref: SessionRef, /) -> None:
+        """Remove what a session left on the platform, where its adapter knows of such."""
+        inner = self.inner
+        if isinstance(inner, Tidy):
+            self._patiently("tidy", lambda: inner.tidy(ref))
 
     def close(self) -> None:
         self.inner.close()

@@ -116,7 +116,16 @@ def platform_row(view: PlatformView, now: datetime) -> Sequence[Cell]:
     if view.age_s is not None and view.age_s >= 60:
         source += f", {duration(view.age_s)} old"
     sessions = f"{view.open_sessions} of {view.max_concurrent}" if view.max_concurrent else ""
-    note = view.problem or ("a person must start it" if view.attended else "")
+    known = (
+        f"; as it was {duration((now - view.known_at).total_seconds())} ago"
+        if view.known_at
+        else ""
+    )
+    note = (
+        f"{view.problem}{known}"
+        if view.problem
+        else ("a person must start it" if view.attended else "")
+    )
     lasted = view.learned.session if view.learned else None
     if not view.problem and lasted is not None:
         note = f"{note}; " * bool(note) + f"sessions lasted {lasted.text}"

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from freegpu import cards
 from freegpu.adapters.base import Adapter, Launch, Offer, Request
 from freegpu.agent import wire
-from freegpu.agent.stores.base import Store
+from freegpu.agent.stores.base import Store, StoreError
 from freegpu.config import Settings
 from freegpu.errors import (
     AdapterError,
     AttendedError,
     AuthError,
     NoCapacityError,
+    ObjectMissingError,
     QuotaExhaustedError,
     RateLimitedError,
     RejectedError,
@@ -40,7 +43,9 @@ from freegpu.jobs.lifecycle import (
     SessionState,
 )
 from freegpu.jobs.model import Checkpointing
+from freegpu.orchestrator import sealed
 from freegpu.orchestrator.home import load_secrets
+from freegpu.orchestrator.lanes import Lanes, Late, starting
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import Action, Assign, Attempt, Session, StartSession
@@ -86,6 +91,7 @@ class Actor:
     now: Callable[[], datetime]
     #: session -> what our last heartbeat to it said, and when
     answered: dict[str, tuple[Any, datetime]] = field(default_factory=dict)
+    lanes: Lanes = field(default_factory=Lanes)
     done: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -122,24 +128,63 @@ class Actor:
         )
         for attempt in attempts:
             self._post_run(session, attempt)
-        request = adapter.render(self._launch(session.id, offer))
+        launch = self._launch(session.id, offer)
+        if offer.sealed:
+            try:
+                launch = self._sealed(session, launch)
+            except (ObjectMissingError, StoreError) as error:
+                # nothing was asked of the platform yet: what the session needs cannot be had, so it is not started
+                told = UnreachableError(str(error), adapter=offer.platform)
+                self._launch_failed(session, told)
+                self.problems.append(str(error))
+                return
+        request = adapter.render(launch)
+        what = starting(session.id)
+        self.lanes.call(offer.platform, what, partial(adapter.start, request), vital=True)
+        names = ", ".join(a.id for a in attempts)
+        self._take(session, f"for {names}: {action.why}", wait_s=self.lanes.patience_s)
+
+    def _sealed(self, session: Session, launch: Launch) -> Launch:
+        """The launch of a session that cannot reach the store, with all that it needs laid out here."""
+        tree = sealed.pack(
+            self.store,
+            self.ledger,
+            self.ledger.session(session.id),
+            self.identity.home_id,
+            sealed.going(self.identity.home, session.id),
+        )
+        profile = replace(launch.profile, idle_s=sealed.IDLE_S, known=None)
+        return replace(launch, tree=str(tree), profile=profile)
+
+    def settle(self) -> None:
+        """Take the answers of starts that outlasted the tick which began them."""
+        for session in self.ledger.sessions(open_only=True):
+            if session.state is SessionState.PLANNED and self.lanes.under_way(
+                session.platform, starting(session.id)
+            ):
+                self._take(session, "after a while", wait_s=0.0)
+
+    def _take(self, session: Session, why: str, *, wait_s: float) -> None:
+        """What became of a start, if it is known by then; else a later tick asks again."""
+        platform = session.platform
         try:
-            ref = adapter.start(request)
+            ref = self.lanes.take(platform, starting(session.id), wait_s=wait_s)
+        except Late:
+            if wait_s:
+                self.done.append(f"session {session.id} is being started on {platform} {why}")
         except UnreachableError as error:
             # it may have been accepted: the next tick asks find() and adopts or closes the session
-            self._pause(offer.platform, error)
-            return
+            self._pause(platform, error)
         except AdapterError as error:
-            self._pause(offer.platform, error)
+            self._pause(platform, error)
             self._launch_failed(session, error)
-            return
-        self.ledger.session_event(
-            session.id, SessionEvent.ACCEPTED, ref=str(ref), started_at=self.now()
-        )
-        names = ", ".join(a.id for a in attempts)
-        self.done.append(
-            f"session {session.id} starts on {offer.platform} for {names}: {action.why}"
-        )
+        else:
+            self.ledger.session_event(
+                session.id, SessionEvent.ACCEPTED, ref=str(ref), started_at=self.now()
+            )
+            self.done.append(f"session {session.id} starts on {platform} {why}")
+        if session.offer.sealed and not self.lanes.under_way(platform, starting(session.id)):
+            shutil.rmtree(sealed.going(self.identity.home, session.id), ignore_errors=True)
 
     def _launch_failed(self, session: Session, error: AdapterError) -> None:
         for attempt in self.ledger.attempts(session=session.id, open_only=True):

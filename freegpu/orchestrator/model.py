@@ -371,6 +371,8 @@ class Place:
     blocked_why: str = ""
     #: what past sessions showed, by pool, where the platform publishes no limit
     learned: Mapping[str, Figures] = field(default_factory=dict)
+    #: the platform does not answer, and its offers are what they were then; None: they are of now
+    as_of: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

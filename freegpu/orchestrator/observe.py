@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from freegpu import cards
@@ -24,7 +26,9 @@ from freegpu.jobs.lifecycle import (
     SessionState,
 )
 from freegpu.jobs.model import Needs
+from freegpu.orchestrator import sealed, tidying
 from freegpu.orchestrator.events import AVOID_S, EventDesk
+from freegpu.orchestrator.lanes import Lanes, Late, starting
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import Attempt, Session
@@ -35,6 +39,8 @@ log = logging.getLogger(__name__)
 START_FACTOR, START_S = 3.0, 120.0
 #: while the platform itself says "running", silence needs this many times more polls to mean anything
 TRUST = 5
+#: the output of a sealed session that could not be brought home for so long after its time is given up, seconds
+GIVE_UP_S = 86400.0
 
 
 @dataclass(slots=True)
@@ -51,6 +57,9 @@ class Observer:
     poll_gap_s: float
     #: a session where nothing runs is asked no more often than this, seconds
     rest_s: float = 0.0
+    lanes: Lanes = field(default_factory=Lanes)
+    #: where the output of sealed sessions is brought
+    home: Path = Path()
 
     def run(self) -> list[str]:
         """Observe every open session; returns problems, as sentences."""
@@ -58,38 +67,59 @@ class Observer:
         by_platform: dict[str, list[Session]] = defaultdict(list)
         for session in self.ledger.sessions(open_only=True):
             by_platform[session.platform].append(session)
+        words = self._ask(by_platform, problems)
+        for sessions in by_platform.values():
+            for session in sessions:
+                if not session.state.open:
+                    continue
+                word = words.get(SessionRef(session.ref)) if session.ref else None
+                if self._rests(session, word):
+                    continue
+                try:
+                    self._one(session, word)
+                except (StoreError, AdapterError) as error:
+                    # not our agent's silence: we cannot hear, so nobody is judged
+                    problems.append(str(error))
+        problems += tidying.sweep(self.ledger, self.adapters, self.lanes, self.now())
+        return list(dict.fromkeys(problems))
+
+    def _ask(
+        self, by_platform: dict[str, list[Session]], problems: list[str]
+    ) -> dict[SessionRef, Observation]:
+        """What the platforms say of these sessions, all of them asked at once; sessions a crash left are adopted first."""
+        asked: dict[str, Callable[[], Mapping[SessionRef, Observation]]] = {}
         for platform, sessions in by_platform.items():
             adapter = self.adapters.get(platform)
-            seen: Mapping[SessionRef, Observation] = {}
             if adapter is None:
                 problems.append(
                     f"platform {platform} is not configured any more; its sessions are watched by heartbeat only"
                 )
             elif not adapter.capabilities.attended:
-                try:
-                    sessions = [self._adopt(adapter, session) for session in sessions]
-                    refs = [SessionRef(s.ref) for s in sessions if s.ref and s.state.open]
-                    seen = adapter.observe(refs) if refs else {}
-                except AdapterError as error:
-                    problems.append(f"{platform}: {error.message}")
-            for session in sessions:
-                if not session.state.open:
-                    continue
-                word = seen.get(SessionRef(session.ref)) if session.ref else None
-                if self._rests(session, word):
-                    continue
-                try:
-                    self._one(session, word)
-                except StoreError as error:
-                    # not our agent's silence: we cannot hear, so nobody is judged
-                    problems.append(str(error))
-        return list(dict.fromkeys(problems))
+                for index, session in enumerate(sessions):
+                    try:
+                        sessions[index] = self._adopt(adapter, session)
+                    except AdapterError as error:
+                        problems.append(f"{platform}: {error.message}")
+                refs = [SessionRef(s.ref) for s in sessions if s.ref and s.state.open]
+                if refs:
+                    asked[platform] = partial(adapter.observe, refs)
+        words: dict[SessionRef, Observation] = {}
+        for platform, answer in self.lanes.ask_all("observe", asked).items():
+            try:
+                words.update(answer())
+            except AdapterError as error:
+                problems.append(f"{platform}: {error.message}")
+        return words
 
     def _adopt(self, adapter: Adapter, session: Session) -> Session:
         """A planned session is what a crash between plan and start leaves behind: find it or close it."""
         if session.state is not SessionState.PLANNED or session.ref:
             return session
-        ref = adapter.find(session.key)
+        if self.lanes.under_way(session.platform, starting(session.id)):
+            return session  # by this very process; the actor takes the answer
+        ref = self.lanes.ask(
+            session.platform, f"find {session.key}", partial(adapter.find, session.key)
+        )
         if ref is not None:
             return self.ledger.session_event(
                 session.id, SessionEvent.ACCEPTED, ref=ref, started_at=session.created_at
@@ -120,6 +150,9 @@ class Observer:
             session = self.ledger.session_event(
                 session.id, SessionEvent.UNKNOWN_WORD, raw_state=observation.raw
             )
+        if session.offer.sealed:
+            self._one_sealed(session, observation, over=over)
+            return
         session, beat = self._listen(session, observation)
         if beat is None or over or not self._at_rest(session, beat):
             session = self._read_events(session, last_call=over)
@@ -131,6 +164,92 @@ class Observer:
             self._fence(session, "its agent has been silent")
         elif self._never_came(session):
             self._fence(session, "its agent never said hello", reason=EndReason.LAUNCH_FAILED)
+
+    # --- sealed sessions ----------------------------------------------------------------------------------
+
+    def _one_sealed(self, session: Session, observation: Observation | None, *, over: bool) -> None:
+        """Nothing is heard of it until it is over; then its output comes home and is read at once."""
+        if observation is not None and observation.state is PlatformState.ENDED:
+            home = self._brought(session)
+            if home is None:
+                return
+            attempts = self.ledger.attempts(session=session.id)
+            taken = sealed.unpack(home, self.desk.store, session, attempts)
+            if taken.refused:
+                self.ledger.record(
+                    "output_refused",
+                    f"{len(taken.refused)} files that this session has no business to write: {taken.refused[0]}",
+                    session=session.id,
+                    platform=session.platform,
+                )
+            session, beat = self._listen(session, observation)
+            session = self._read_events(session, last_call=True)
+            if beat is not None and beat.get("state") == "ended":
+                self.finish(session, EndReason.LOST, "its agent has ended", charged_s=_uptime(beat))
+            else:
+                self._over(session, observation)
+            sealed.forget(self.home, session.id)
+        elif over and observation is not None:
+            self._over(session, observation)
+            sealed.forget(self.home, session.id)
+        elif self._unwanted(session):
+            # no ticket reaches it: only ending it stops its jobs
+            self._fence(session, "its jobs were cancelled", reason=EndReason.CANCELLED)
+        elif self._overdue(session):
+            self._fence(session, "its time is over, whatever the platform says")
+
+    def _brought(self, session: Session) -> Path | None:
+        """The folder with what it left, all of it here; None: it is still coming. An output that is gone is empty."""
+        adapter = self.adapters[session.platform]
+        into = sealed.coming(self.home, session.id)
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
+        what = f"collect {session.id}"
+        self.lanes.call(
+            session.platform,
+            what,
+            partial(adapter.collect, SessionRef(session.ref), into),
+            vital=True,
+        )
+        try:
+            came = self.lanes.take(session.platform, what, wait_s=self.lanes.patience_s)
+        except Late:
+            return None
+        except AdapterError as error:
+            if error.transient and not self._given_up(session):
+                raise
+            self._told(session, "output_gone", error.message)
+            return into
+        if not came.whole:
+            self._told(session, "output_truncated", "the platform withheld some of its output")
+        return into
+
+    def _told(self, session: Session, action: str, detail: str) -> None:
+        for attempt in self.ledger.attempts(session=session.id, open_only=True):
+            self.ledger.record(
+                action,
+                detail,
+                session=session.id,
+                attempt=attempt.id,
+                job=attempt.job,
+                platform=session.platform,
+            )
+
+    def _unwanted(self, session: Session) -> bool:
+        """Whether every attempt there is asked to stop."""
+        attempts = self.ledger.attempts(session=session.id, open_only=True)
+        return bool(attempts) and all(a.state is AttemptState.STOPPING for a in attempts)
+
+    def _overdue(self, session: Session) -> bool:
+        since = session.started_at or session.created_at
+        if session.state is SessionState.PLANNED or session.limit_s is None:
+            return False
+        allowed = session.limit_s + START_S + START_FACTOR * session.offer.start_delay_s
+        return self.now() - since > timedelta(seconds=allowed)
+
+    def _given_up(self, session: Session) -> bool:
+        """Whether its output could not be had for so long that nobody waits for it any more."""
+        since = session.started_at or session.created_at
+        return self.now() - since > timedelta(seconds=(session.limit_s or 0.0) + GIVE_UP_S)
 
     # --- the mailbox -----------------------------------------------------------------------------------
 
@@ -259,13 +378,15 @@ class Observer:
         if session.state is not SessionState.ENDING:
             self.ledger.session_event(session.id, SessionEvent.ASK_END, reason=detail)
         try:
-            adapter.stop(SessionRef(session.ref))
+            stop = partial(adapter.stop, SessionRef(session.ref))
+            self.lanes.ask(session.platform, f"stop {session.ref}", stop)
         except AdapterError as error:
             log.warning("stop %s: %s", session.id, error, extra={"action": "stop_failed"})
 
     def finish(self, session: Session, reason: EndReason, detail: str, *, charged_s: float) -> None:
         """The session is over: end what it still held, release its reserve, charge it; once."""
         self._end_attempts(session, reason, detail)
+        tidying.note(self.ledger, self.ledger.session(session.id), self.adapters)
         self.ledger.end_session(
             session.id, reason=f"{reason}: {detail}", charged_s=charged_s, at=self.now()
         )

@@ -47,6 +47,7 @@ from freegpu.orchestrator.home import (
     submission_lock,
 )
 from freegpu.orchestrator.invitations import Invitation
+from freegpu.orchestrator.lanes import Lanes
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Job, NewJob, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
@@ -218,7 +219,15 @@ class Workspace:
             identity=identity,
             settings=self.settings,
             now=lambda: utc(self.clock),
+            lanes=self.lanes,
         )
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """Where platforms are asked beside each other."""
+        lanes = Lanes()
+        self._stack.callback(lanes.close)
+        return lanes
 
     def _looking(self, problems: list[str]) -> Reconciler:
         """What looks: the reconciler, or while the store is away one that has the ledger and the platforms alone.
@@ -306,6 +315,19 @@ class Workspace:
             self.notifier.note(self.balances, clicks)
         return Ticked(did=True, actions=report.actions, errors=report.problems)
 
+    def _tick_to_the_end(self) -> Ticked:
+        """One tick of a command that ends after it: what was begun and must not be cut off is waited for."""
+        ticked = self.tick_held()
+        while self.reconciler.lanes.busy:
+            self.reconciler.lanes.finish()
+            more = self.tick_held()
+            ticked = Ticked(
+                did=True,
+                actions=(*ticked.actions, *more.actions),
+                errors=tuple(dict.fromkeys((*ticked.errors, *more.errors))),
+            )
+        return ticked
+
     def tick(self, *, block: bool = False, command: str = "freegpu tick") -> Ticked:
         """One tick, unless somebody else is the orchestrator.
 
@@ -315,7 +337,7 @@ class Workspace:
         while True:
             with self.orchestrating(command) as holder:
                 if holder is None:
-                    return self.tick_held()
+                    return self._tick_to_the_end()
             if "up" in holder.command.split() or time.monotonic() >= deadline:
                 return Ticked(did=False, holder=str(holder))
             self.clock.sleep(0.05)
@@ -547,6 +569,12 @@ class Workspace:
             raise NotReadyError(
                 f"{found.name} ({found.id}) is {found.state}; only a running job can be interrupted",
                 hint=f"`freegpu show {found.id}` tells where it stands",
+            )
+        if self.ledger.session(open_attempts[-1].session).offer.sealed:
+            raise NotReadyError(
+                f"{found.name} ({found.id}) runs on {open_attempts[-1].platform} in a session that nothing reaches"
+                " until it ends; ending it now would lose its work",
+                hint="wait, or cancel it",
             )
         if open_attempts[-1].state is not AttemptState.STOPPING:
             self.ledger.attempt_event(

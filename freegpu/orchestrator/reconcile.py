@@ -6,13 +6,14 @@ on. Whoever ticks holds the home's orchestrator lock (`operations` and `daemon` 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from freegpu import cards
-from freegpu.adapters.base import Adapter, Offer, Window, WindowKind
+from freegpu.adapters.base import Adapter, Offer, QuotaReport, Window, WindowKind
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.agent.wire import session_key
 from freegpu.config import Settings
@@ -21,6 +22,7 @@ from freegpu.jobs.lifecycle import SessionState
 from freegpu.orchestrator import cells, learned, placement, quota, shared
 from freegpu.orchestrator.act import Actor, Identity
 from freegpu.orchestrator.events import EventDesk
+from freegpu.orchestrator.lanes import Lanes
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import (
@@ -40,6 +42,8 @@ from freegpu.orchestrator.pace import pace
 
 #: a live quota reading is asked for again after this long, seconds
 READING_S = 60.0
+#: what a platform offered is written down again after so long, seconds
+KNOWN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,16 @@ class TickReport:
     problems: tuple[str, ...]
     #: what decided, with the jobs that still wait after it
     left: Snapshot = field(default_factory=Snapshot)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """What a platform answered."""
+
+    offers: tuple[Offer, ...]
+    quota: tuple[QuotaReport, ...] = ()
+    #: the offers came, the quota did not
+    error: AdapterError | None = None
 
 
 class Reconciler:
@@ -64,6 +78,7 @@ class Reconciler:
         identity: Identity,
         settings: Settings,
         now: Callable[[], datetime],
+        lanes: Lanes | None = None,
     ) -> None:
         self.ledger = ledger
         self.store = store
@@ -72,6 +87,8 @@ class Reconciler:
         self.settings = settings
         self.now = now
         self.desk = EventDesk(ledger, store, now)
+        #: platforms are asked beside each other; a start or an upload may outlast a tick
+        self.lanes = lanes or Lanes()
         self._welcomed: datetime | None = None
         #: session -> what our last heartbeat to it said, and when
         self._answered: dict[str, tuple[Any, datetime]] = {}
@@ -92,6 +109,7 @@ class Reconciler:
         problems += observer.run()
         left = Snapshot()
         try:
+            actor.settle()
             actor.catch_up()
             snapshot = self.snapshot(problems)
             actions = placement.decide(snapshot, self.now())
@@ -139,6 +157,8 @@ class Reconciler:
             silent_polls=self.settings.silent_polls,
             poll_gap_s=rhythm.gap_s,
             rest_s=rhythm.rest_s,
+            lanes=self.lanes,
+            home=self.identity.home,
         )
 
     def _actor(self) -> Actor:
@@ -151,6 +171,7 @@ class Reconciler:
             settings=self.settings,
             now=self.now,
             answered=self._answered,
+            lanes=self.lanes,
         )
 
     # --- what decisions are made on ---------------------------------------------------------------------
@@ -204,8 +225,12 @@ class Reconciler:
         """Slots of sessions that are alive now and take work; a silent session gets none."""
         free = []
         for session in sessions:
-            if session.state is not SessionState.LIVE or session.silent_polls:
-                continue
+            if (
+                session.state is not SessionState.LIVE
+                or session.silent_polls
+                or session.offer.sealed
+            ):
+                continue  # also a sealed one: no ticket reaches it any more
             if session.beat.get("state") not in ("idle", "running"):
                 continue
             taken = {a.slot for a in self.ledger.attempts(session=session.id, open_only=True)}
@@ -226,34 +251,90 @@ class Reconciler:
         return tuple(free)
 
     def places(self, sessions: list[Session], problems: list[str]) -> list[Place]:
-        """Every configured platform as it is now. One that does not answer is a place without offers."""
+        """Every configured platform as it is now, all of them asked at once.
+
+        One that does not answer in time is a place that is closed for now, with what was last known of it.
+        """
         blocked = self.ledger.places()
+        looks = {name: self._look(name, adapter) for name, adapter in self.adapters.items()}
+        answers = self.lanes.ask_all("look", looks)
         found = []
         for name, adapter in sorted(self.adapters.items()):
-            offers: tuple[Offer, ...] = ()
             block = blocked.get(name)
             until, why = (block.until, block.why) if block is not None else (None, "")
-            unseen = shared.unseen(self.settings, adapter)
+            unseen, as_of = shared.unseen(self.settings, adapter), None
             try:
-                offers = tuple(adapter.offers())
-                self._read_quota(name, adapter)
+                seen = answers[name]()
+                offers = seen.offers
+                self._keep(name, adapter, seen)
+                if seen.error is not None:
+                    raise seen.error
             except AdapterError as error:
                 problems.append(f"{name}: {error.message}")
                 until, why = self.now() + timedelta(seconds=30), error.message
+                offers, as_of = self._last_known(name)
+            closed = until is not None and until > self.now()
             found.append(
                 Place(
                     platform=name,
                     account=adapter.account,
                     capabilities=adapter.capabilities,
-                    offers=() if unseen else offers,
+                    offers=() if unseen else _marked(offers, adapter.capabilities.sealed),
                     open_sessions=sum(s.platform == name for s in sessions),
                     balances=tuple(self.balances(name, adapter, sessions)),
                     learned=self.learned(name, adapter),
-                    blocked_until=until if until is not None and until > self.now() else None,
-                    blocked_why=unseen or (why if until is not None and until > self.now() else ""),
+                    blocked_until=until if closed else None,
+                    blocked_why=unseen or (why if closed else ""),
+                    as_of=as_of,
                 )
             )
         return found
+
+    def _look(self, name: str, adapter: Adapter) -> Callable[[], _Seen]:
+        """How to ask a platform for its offers and, where a reading is due, its quota; touches no ledger."""
+        due = self._reading_due(name, adapter)
+
+        def look() -> _Seen:
+            offers = tuple(adapter.offers())
+            try:
+                return _Seen(offers=offers, quota=tuple(adapter.quota() or ()) if due else ())
+            except AdapterError as error:
+                return _Seen(offers=offers, error=error)
+
+        return look
+
+    def _keep(self, name: str, adapter: Adapter, seen: _Seen) -> None:
+        """Remember what a platform said: readings in the ledger, offers for the days when it does not answer."""
+        for report in seen.quota:
+            self.ledger.add_reading(
+                name,
+                adapter.account,
+                report.pool,
+                used_s=report.used_s,
+                limit_s=report.limit_s,
+                resets_at=report.resets_at,
+                as_of=report.as_of,
+            )
+        if adapter.capabilities.here or adapter.capabilities.attended:
+            return  # asking costs nothing and does not fail
+        told = [asdict(offer) for offer in seen.offers]
+        before = json.loads(self.ledger.meta(_offers_key(name)) or "{}")
+        at = datetime.fromisoformat(before["as_of"]) if before else None
+        if before.get("offers") != json.loads(json.dumps(told)) or (
+            at is None or abs((self.now() - at).total_seconds()) > KNOWN_S
+        ):
+            line = {"as_of": self.now().isoformat(), "offers": told}
+            self.ledger.set_meta(_offers_key(name), json.dumps(line))
+
+    def _last_known(self, name: str) -> tuple[tuple[Offer, ...], datetime | None]:
+        """The offers that a platform made when it last answered, and when that was."""
+        told = json.loads(self.ledger.meta(_offers_key(name)) or "{}")
+        if not told:
+            return (), None
+        offers = tuple(
+            Offer(**{**offer, "devices": tuple(offer["devices"])}) for offer in told["offers"]
+        )
+        return offers, datetime.fromisoformat(told["as_of"])
 
     def learned(self, name: str, adapter: Adapter) -> dict[str, Figures]:
         """What past sessions showed of each pool whose limit the platform does not publish."""
@@ -268,24 +349,12 @@ class Reconciler:
             for pool, window in pools.items()
         }
 
-    def _read_quota(self, name: str, adapter: Adapter) -> None:
+    def _reading_due(self, name: str, adapter: Adapter) -> bool:
         if not adapter.capabilities.reports_quota:
-            return
+            return False
         newest = [r.as_of for r in self.ledger.readings(platform=name)]
-        if newest and self.now() - max(newest) < timedelta(
-            seconds=min(READING_S, 4 * self.settings.tick_s)
-        ):
-            return
-        for report in adapter.quota() or ():
-            self.ledger.add_reading(
-                name,
-                adapter.account,
-                report.pool,
-                used_s=report.used_s,
-                limit_s=report.limit_s,
-                resets_at=report.resets_at,
-                as_of=report.as_of,
-            )
+        patience = timedelta(seconds=min(READING_S, 4 * self.settings.tick_s))
+        return not newest or self.now() - max(newest) >= patience
 
     def balances(self, name: str, adapter: Adapter, sessions: list[Session]) -> list[Balance]:
         """What is left of each pool of a platform."""
@@ -313,6 +382,15 @@ class Reconciler:
                 )
             )
         return found
+
+
+def _marked(offers: Sequence[Offer], sealed: bool) -> tuple[Offer, ...]:
+    """The offers, with whether their sessions will be sealed: a session stays what it was when it began."""
+    return tuple(replace(offer, sealed=sealed) for offer in offers)
+
+
+def _offers_key(platform: str) -> str:
+    return f"offers:{platform}"
 
 
 def _reach(window: Window) -> timedelta:

@@ -94,6 +94,7 @@ def _platform_view(
         session_limit_s=offer.session_limit_s if offer else place.capabilities.max_session_s,
         problem=problem,
         learned=figures,
+        known_at=place.as_of,
     )
 
 

@@ -125,6 +125,8 @@ class PlatformView:
     problem: str
     #: what past sessions showed about limits that the platform does not publish; None: it does, or has none
     learned: Figures | None = None
+    #: the platform does not answer: since when nothing newer is known of its offers; None: they are of now
+    known_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
