@@ -208,7 +208,7 @@ def test_the_rig_starts_a_session_loses_it_and_refuses(shell: Shell, tmp_path: P
         assert lab.lose() == 0
         lab.refuse(False)
         end = time.monotonic() + 60
-        while "running" not in user("jobs"):
+        while "waits is running on" not in user("why", "waits"):
             assert time.monotonic() < end, user("why", "waits")
             user("tick")
             time.sleep(0.3)
