@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUNTIME := .venv/.stamp-runtime
 DEV := .venv/.stamp-dev
 
-.PHONY: install demo test check bench clean help
+.PHONY: install demo test check lint bench clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make demo      see everything end to end on this machine, about a minute"
 	@echo "make test      all tests"
 	@echo "make check     format, lint, types, layers and the quick tests"
+	@echo "make lint      the same without tests"
 	@echo "make bench     how fast the command line is"
 	@echo "make clean     remove the virtual environment and caches"
 
@@ -31,12 +32,14 @@ demo: $(RUNTIME)
 test: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
 
-check: $(DEV)
+check: lint
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 -m "not slow"
+
+lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict freegpu tests
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 -m "not slow"
 
 bench: $(DEV)
 	@for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
