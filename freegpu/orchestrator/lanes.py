@@ -149,16 +149,21 @@ class Lanes:
 
     @property
     def busy(self) -> bool:
-        """Whether anything goes on that a process must not cut off."""
+        """Whether anything goes on that a process must not cut off, or came to its end and was not waited for yet."""
         with self._lock:
             return bool(self._vital)
 
     def finish(self) -> None:
-        """Wait until every vital call is over; their results are still to be taken."""
+        """Wait until every vital call is over; their results are still to be taken.
+
+        Whoever does not take one after this is not told of it again: nobody may wait for it for ever.
+        """
         with self._lock:
-            calls = [self._calls[name] for name in self._vital]
-        for call in calls:
+            calls = {name: self._calls[name] for name in self._vital}
+        for call in calls.values():
             call.wait(None)
+        with self._lock:
+            self._vital -= calls.keys()
 
     def close(self) -> None:
         """No more calls; lanes that are in the middle of one end after it."""

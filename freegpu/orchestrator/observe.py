@@ -70,7 +70,9 @@ class Observer:
         words = self._ask(by_platform, problems)
         for sessions in by_platform.values():
             for session in sessions:
-                if not session.state.open:
+                # An agent may be up before its platform has answered the start (Colab's program then still runs):
+                # heard now, its session would be live under a name that nobody knows, and nobody could end it.
+                if not session.state.open or self._being_started(session):
                     continue
                 word = words.get(SessionRef(session.ref)) if session.ref else None
                 if self._rests(session, word):
@@ -112,20 +114,26 @@ class Observer:
         return words
 
     def _adopt(self, adapter: Adapter, session: Session) -> Session:
-        """A planned session is what a crash between plan and start leaves behind: find it or close it."""
-        if session.state is not SessionState.PLANNED or session.ref:
-            return session
-        if self.lanes.under_way(session.platform, starting(session.id)):
-            return session  # by this very process; the actor takes the answer
+        """A session without the platform's name for it is what a crash in the middle of a start leaves behind: find it or close it."""
+        if session.ref or self._being_started(session):
+            return session  # in the second case by this very process; the actor takes the answer
         ref = self.lanes.ask(
             session.platform, f"find {session.key}", partial(adapter.find, session.key)
         )
+        if session.state is not SessionState.PLANNED:
+            # its agent was heard while the platform could not be asked: with a name it can be ended
+            if ref is not None:
+                self.ledger.note_session(session.id, ref=ref)
+            return self.ledger.session(session.id)
         if ref is not None:
             return self.ledger.session_event(
                 session.id, SessionEvent.ACCEPTED, ref=ref, started_at=session.created_at
             )
         self.finish(session, EndReason.LAUNCH_FAILED, "it was never started", charged_s=0.0)
         return self.ledger.session(session.id)
+
+    def _being_started(self, session: Session) -> bool:
+        return self.lanes.under_way(session.platform, starting(session.id))
 
     def _rests(self, session: Session, word: Observation | None) -> bool:
         """Nothing is expected of it, and it was looked at a moment ago: each look is a request to its store."""

@@ -120,6 +120,59 @@ def test_a_start_that_outlasts_its_tick_is_neither_given_up_nor_made_twice(world
     assert world.attempt(job).number == 1
 
 
+def test_an_agent_that_is_up_before_its_platform_answers_leaves_no_session_without_a_name(
+    world: World,
+) -> None:
+    """Google's program still runs when the agent says hello. The answer is taken, and the session can be ended."""
+    slow = SlowStart()
+    world.adapters["pretend"] = slow
+    job = world.submit()
+    world.tick()
+    attempt = world.attempt(job)
+    world.hello(attempt.session)
+    world.beat(attempt.session)
+    for _ in range(3):
+        world.tick(5.0)
+    slow.gate.set()
+    world.reconciler.lanes.finish()
+    world.tick(1.0)
+    world.tick(1.0)
+    session = world.session(attempt)
+    assert (session.state, session.ref) == (SessionState.LIVE, attempt.session)
+    assert not world.reconciler.lanes.busy
+
+
+def test_a_session_heard_while_its_platform_could_not_be_asked_gets_its_name_later(
+    world: World,
+) -> None:
+    """After a crash in the middle of a start: live by its own hello, then found in the account."""
+    platform = Platform()
+    world.adapters["pretend"] = platform
+
+    def cut(request: Request, /) -> SessionRef:
+        Platform.start(platform, request)
+        raise UnreachableError("connection cut after accepting")
+
+    def unreachable(key: str, /) -> SessionRef | None:
+        raise UnreachableError("502")
+
+    platform.start, find = cut, platform.find  # type: ignore[method-assign]
+    platform.find = unreachable  # type: ignore[method-assign]
+    job = world.submit()
+    world.tick()
+    attempt = world.attempt(job)
+    world.hello(attempt.session)
+    world.beat(attempt.session)
+    world.tick(1.0)
+    assert (world.session(attempt).state, world.session(attempt).ref) == (SessionState.LIVE, "")
+    platform.find = find  # type: ignore[method-assign]
+    world.tick(1.0)
+    assert (world.session(attempt).state, world.session(attempt).ref) == (
+        SessionState.LIVE,
+        attempt.session,
+    )
+
+
 class Littering(Platform):
     """Its sessions leave something behind."""
 

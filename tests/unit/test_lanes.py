@@ -54,7 +54,7 @@ def test_an_upload_of_minutes_keeps_nobody_from_looking() -> None:
     assert lanes.under_way("one", "start s-1")
     threading.Timer(0.1, gate.set).start()
     lanes.finish()
-    assert lanes.busy, "its result is still to be taken"
+    assert lanes.under_way("one", "start s-1"), "its result is still to be taken"
     assert lanes.take("one", "start s-1") is True
     lanes.finish()  # nothing is left to wait for: it returns at once, though "two" hangs
     hung.set()
@@ -71,3 +71,13 @@ def test_what_went_wrong_is_raised_where_the_answer_is_taken() -> None:
         lanes.ask("one", "look", refused)
     assert lanes.ask("one", "look", lambda: "well") == "well"
     lanes.close()
+
+
+def test_what_nobody_takes_is_waited_for_once() -> None:
+    """A command ticks until nothing is under way: a result without an owner must not keep it for ever."""
+    lanes = Lanes(patience_s=0.1)
+    lanes.call("one", "start x", lambda: None, vital=True)
+    assert lanes.busy
+    lanes.finish()
+    assert not lanes.busy
+    assert lanes.take("one", "start x") is None
