@@ -1,8 +1,8 @@
 """What a spot would mean for a job: expected finish, sessions, quota, and the sentence. Pure.
 
 The expected finish is a walk: start, work until the session ends or the quota is spent, start again, wait for
-the quota to come back. It knows neither losses nor other jobs, and a rolling quota counts as coming back all
-at once when its oldest use leaves the window. Which spots fit is decided in `spots`, which one is taken in
+the quota to come back; work goes on at the card's speed less what saves and losses cost. It knows no other jobs, and a
+rolling quota counts as coming back all at once when its oldest use leaves the window. Which spots fit is decided in `spots`, which one is taken in
 `placement`.
 """
 
@@ -13,14 +13,19 @@ from dataclasses import dataclass, replace
 
 from freegpu import cards
 from freegpu.orchestrator.model import Score
-from freegpu.orchestrator.spots import Ask, Spot, SpotKind, span_text
+from freegpu.orchestrator.spots import Ask, Kind, Spot, SpotKind, span_text
 
-__all__ = ["Outlook", "expect"]
+__all__ = ["DUST", "SHORT", "Outlook", "dust", "expect", "too_short"]
 
 #: work that a quota which never comes back leaves over waits this long, for ranking: somewhere a week turns
 ELSEWHERE_S = 7 * 86400.0
 #: the fault of a spot whose first session is too short; its sentence is made when somebody asks
 SHORT = "too short"
+#: of one whose quota is not worth a start
+DUST = "dust"
+#: a session must hold so much work to be worth its start, unless the job is over before: of a quota that comes back at
+#: once, and of one that comes back bit by bit, seconds
+WORTH_S, TRICKLE_S = 1080.0, 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +42,13 @@ class Outlook:
     left_over_s: float = 0.0
     waits_s: float = 0.0
     sessions: int = 0
+    #: what its quota counts for, as a later finish
+    price_s: float = 0.0
+
+    @property
+    def rank_s(self) -> float:
+        """What places are compared by."""
+        return self.expected_s + self.price_s
 
     def score(self, ask: Ask, spot: Spot) -> Score:
         """The same for people."""
@@ -59,7 +71,11 @@ class Outlook:
 
     def sentence(self, ask: Ask, spot: Spot) -> str:
         """One sentence with the figures that count."""
-        fault = _shortfall(ask, spot) if self.fault == SHORT else self.fault
+        fault = self.fault
+        if fault == SHORT:
+            fault = _shortfall(ask, spot)
+        elif fault == DUST:
+            fault = f"{_quota(spot)} left, too little to be worth a start{_more(spot)}"
         parts = [part for part in (self._finish(ask), fault) if part]
         if not self.fault:
             if spot.kind is SpotKind.LIVE:
@@ -88,10 +104,28 @@ class Outlook:
 
 
 def expect(ask: Ask, spot: Spot, choice: int = 0) -> Outlook:
-    """The walk through sessions and quota windows, or why not even the first session is worth it."""
-    if _room(spot) < _least(ask, spot):
-        return Outlook(fault=SHORT, choice=choice)
+    """The walk through sessions and quota windows."""
     return _walk(ask, spot, choice)
+
+
+def too_short(kind: Kind, spot: Spot) -> bool:
+    """Whether no job of this kind gets anything done in the first session there."""
+    return _room(spot) < _least(kind, spot)
+
+
+def dust(ask: Ask, spot: Spot) -> bool:
+    """Whether what is left of the quota is too little to be worth a start, unless the job ends in it.
+
+    On a quota that comes back bit by bit sessions would otherwise double, each of them mostly start.
+    """
+    if (
+        spot.kind is not SpotKind.NEW
+        or spot.quota_s >= spot.limit_s
+        or spot.budget.refill_in_s is None
+    ):
+        return False
+    worth = TRICKLE_S if spot.budget.trickles else WORTH_S
+    return spot.quota_s < spot.delay_s + ask.kind.grace_s + min(worth, ask.work_s / spot.speed(ask))
 
 
 def _room(spot: Spot) -> float:
@@ -99,26 +133,29 @@ def _room(spot: Spot) -> float:
     return spot.left_s if spot.kind is SpotKind.LIVE else min(spot.limit_s, spot.quota_s)
 
 
-def _least(ask: Ask, spot: Spot) -> float:
+def _least(kind: Kind, spot: Spot) -> float:
     """How long it must last, seconds."""
-    return ask.kind.least_s + (0.0 if spot.kind is SpotKind.LIVE else spot.delay_s)
+    return kind.least_s + (0.0 if spot.kind is SpotKind.LIVE else spot.delay_s)
 
 
 def _shortfall(ask: Ask, spot: Spot) -> str:
     """Why the first session is too short, with the figures."""
-    want = span_text(_least(ask, spot))
+    want = span_text(_least(ask.kind, spot))
     if spot.kind is SpotKind.LIVE:
         return f"the session has {span_text(spot.left_s)} left, and the job needs {want} to work and save"
     needs = f"and the job needs {want} to start, work and save"
     if spot.limit_s <= spot.quota_s:
         return f"a session lasts {span_text(spot.limit_s)}, {needs}"
+    return f"{_quota(spot)} left, {needs}{_more(spot)}"
+
+
+def _more(spot: Spot) -> str:
     back = spot.budget.refill_in_s
-    more = f"; more in {span_text(back)}" if back is not None else ""
-    return f"{_quota(spot)} left, {needs}{more}"
+    return f"; more in {span_text(back)}" if back is not None else ""
 
 
 def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
-    speed, grace, budget = spot.speed(ask), ask.kind.grace_s, spot.budget
+    speed, grace, budget = spot.speed(ask) * spot.useful(ask), ask.kind.grace_s, spot.budget
     # what past sessions showed makes the walk longer; it never makes a place impossible
     limit = min(spot.limit_s, max(spot.soft_s, spot.delay_s + ask.kind.least_s))
     work, elapsed, sessions, waits = ask.work_s, 0.0, 0, 0.0

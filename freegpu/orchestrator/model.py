@@ -5,6 +5,7 @@ Times are aware UTC datetimes. Rows live only in `tables`; what leaves the ledge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -389,9 +390,10 @@ class Place:
     learned: Mapping[str, Figures] = field(default_factory=dict)
     #: the platform does not answer, and its offers are what they were then; None: they are of now
     as_of: datetime | None = None
-    #: sessions that were lost before their time, and how long sessions lived in all: a loss rate is learned from the two
+    #: sessions that were lost before their time, and how long sessions lived in all, seconds: a loss rate is learned from
+    #: the two. Infinite: nothing is ever lost there
     losses: float = 0.0
-    exposure_s: float = 0.0
+    exposure_s: float = math.inf
 
 
 Goal = Literal["jct", "makespan"]
@@ -405,6 +407,8 @@ class Snapshot:
     free_slots: tuple[FreeSlot, ...] = ()
     places: tuple[Place, ...] = ()
     running: tuple[Running, ...] = ()
+    #: what jobs of the last weeks needed, each once: a platform that is the only home of some keeps quota for such
+    lately: tuple[Needs, ...] = ()
     #: "jct": jobs end early on average; "makespan": the last one ends early
     goal: Goal = "jct"
 

@@ -1,24 +1,26 @@
 """Who runs where: the one decision of a tick, and its explanation. Pure, total, deterministic.
 
-Who: endangered deadlines first, then priority, then first come. Nobody blocks the queue: a job that fits
-nowhere now is passed over, and comes again at the next tick.
-Where: hard filters, then the user's order of cards, then the least expected finish; among finishes that are
-nearly equal a slot that is there already, then the session that takes less of its quota, then the name.
-It knows no platform and has no clock, and the order of a snapshot's tuples does not matter. Which
-spots fit a job is decided in `spots`, what one would mean for it in `expectation`; here they are compared.
+Who chooses first is said in `turns`. Nobody blocks the queue: a job that fits nowhere now is passed over, and comes
+again at the next tick. Where: hard filters, then what is kept for others (`reserve`), then the user's order of cards,
+then the least expected finish with a small price for the quota; among finishes that are nearly equal a slot that is
+there already, then the session that takes less of its quota, then the name. At last slots of live sessions may pass to
+shorter jobs (`moves`). It knows no platform and has no clock, and the order of a snapshot's tuples does not matter.
+Which spots fit a job is decided in `spots`, what one would mean for it in `expectation`; here they are compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from statistics import median_low
 
 from freegpu import cards
 from freegpu.adapters.base import Offer
-from freegpu.orchestrator.expectation import Outlook, expect
+from freegpu.orchestrator import moves, reserve
+from freegpu.orchestrator.expectation import DUST, SHORT, Outlook, dust, expect, too_short
 from freegpu.orchestrator.model import (
     Action,
     Assign,
@@ -33,47 +35,62 @@ from freegpu.orchestrator.spots import (
     Ask,
     Budget,
     Kind,
+    Login,
     Shape,
     Spot,
     SpotKind,
     blocked,
-    seconds_until,
     unfit,
 )
+from freegpu.orchestrator.turns import Paces, Turn, endangered, turn, urgent
 
 __all__ = ["decide", "explain"]
 
 #: finishes within this factor of the best are as good as the best: the estimates are worse than that
 NEAR = 1.05
-#: a deadline is endangered when what is left is less than this much of the expected run, and an hour
-DANGER, DANGER_S = 1.3, 3600.0
+#: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere
+HOME = 8.0
 
 #: for offers that draw on no quota, or on one that nobody counts
 _UNLIMITED = Budget()
 
-#: a platform and the login on it
-Login = tuple[str, str]
-
 
 def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
-    """What to assign and to start now. Never raises; equal snapshots give equal actions, in equal order."""
+    """What to assign, to start and to pass on now. Never raises; equal snapshots give equal actions, in equal order."""
     board = _Board.of(snapshot, now)
     placed: set[str] = set()
-    for job in board.queue(snapshot.waiting, now):
+    queue = board.queue(snapshot.waiting)
+    for _, job, ask, fit in queue:
         if board.spent:
             break
-        fit = board.fit(Kind.of(job))
         if fit.hopeless or job.id in placed:
             continue
-        ask = Ask.of(job, fit.kind)
-        ranked = board.ranked(ask, fit)
+        claim = board.claim(job, ask, fit)
+        if ask.work_s > fit.most.get(claim.urgent, math.inf):
+            continue
+        ranked = board.ranked(ask, fit, claim)
         if ranked:
             board.take(*ranked[0], ask, job.id)
             placed.add(job.id)
-        else:
+        elif not fit.spots:
             # What is free only shrinks while we decide, so the next job of this kind need not look again.
             fit.hopeless = True
-    return [*board.assigned, *(started.action() for started in board.started)]
+        else:
+            fit.most[claim.urgent] = board.most_work(ask, fit, claim)
+    passed: list[Action] = []
+    if snapshot.goal == "jct" and snapshot.running:
+        rest = (
+            (
+                job,
+                ask,
+                fit.choices.keys(),
+                fit.paces is not None and endangered(job, ask, fit.paces, now),
+            )
+            for _, job, ask, fit in queue
+            if job.id not in placed
+        )
+        passed += moves.find(rest, snapshot.running, now)
+    return [*board.assigned, *(started.action() for started in board.started), *passed]
 
 
 def explain(job: Waiting, snapshot: Snapshot, now: datetime) -> list[Score]:
@@ -85,8 +102,9 @@ def explain(job: Waiting, snapshot: Snapshot, now: datetime) -> list[Score]:
     board = _Board.of(snapshot, now)
     fit = board.fit(Kind.of(job))
     ask = Ask.of(job, fit.kind)
-    scores = [outlook.score(ask, spot) for spot, outlook in board.ranked(ask, fit)]
-    rest = [(spot, board.explained(ask, spot)) for spot in board.spots]
+    claim = board.claim(job, ask, fit)
+    scores = [outlook.score(ask, spot) for spot, outlook in board.ranked(ask, fit, claim)]
+    rest = [(spot, board.explained(ask, spot, claim)) for spot in board.spots]
     scores += [outlook.score(ask, spot) for spot, outlook in rest if outlook.fault]
     shown = {score.platform for score in scores}
     silent = [place for place in board.places if place.platform not in shown]
@@ -142,10 +160,14 @@ class _Fit:
     spots: list[tuple[Spot, int]]
     #: shapes that fit, with their place in the list
     choices: dict[Shape, int]
-    #: seconds per T4 second on a middling card of these; None: nothing fits
-    pace: float | None
+    #: how fast the best and a middling card of these are; None: nothing fits
+    paces: Paces | None
+    #: platforms where these jobs run at a speed worth it, without a person's help
+    homes: frozenset[Login]
     #: nothing is left for these jobs
     hopeless: bool
+    #: urgent or not -> the longest of these jobs that may still be let in, T4 seconds
+    most: dict[bool, float] = field(default_factory=dict)
     #: sessions started by this call that were looked at
     seen: int = 0
 
@@ -155,13 +177,16 @@ class _Fit:
             choice = self.choices.get(session.spot.shape)
             if choice is not None and not self.kind.refused(session.spot.offer.platform):
                 self.spots.append((session.spot, choice))
+                self.most.clear()
         self.seen = len(started)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _Board:
     """What is still to be had while one call decides."""
 
+    snapshot: Snapshot
+    now: datetime
     places: Sequence[Place]
     #: in an order that depends on their content alone; ties go to the first
     spots: list[Spot]
@@ -187,7 +212,9 @@ class _Board:
             openings.setdefault(login, (most - place.open_sessions, most))
             at.setdefault(login, place)
             for balance in sorted(place.balances, key=lambda b: (b.pool, repr(b))):
-                budgets.setdefault((*login, balance.pool), Budget.of(balance, now))
+                rates = [offer.rate for offer in place.offers if offer.pool == balance.pool]
+                burn = most * max(rates, default=1.0)
+                budgets.setdefault((*login, balance.pool), Budget.of(balance, now, burn))
 
         def budget(offer: Offer) -> Budget:
             key = (offer.platform, offer.account, offer.pool)
@@ -209,28 +236,36 @@ class _Board:
         for rank, spot in enumerate(spots):
             spot.rank = rank
             shapes.setdefault(spot.shape, []).append(spot)
-        board = cls(places=places, spots=spots, shapes=shapes, openings=openings)
+        moves.keep_open(spots, snapshot.running)
+        board = cls(
+            snapshot=snapshot, now=now, places=places, spots=spots, shapes=shapes, openings=openings
+        )
         board.count()
         return board
 
-    def queue(self, waiting: Iterable[Waiting], now: datetime) -> list[Waiting]:
+    def queue(self, waiting: Sequence[Waiting]) -> list[tuple[Turn, Waiting, Ask, _Fit]]:
         """Every job, in the order in which they choose."""
+        found = []
+        for job in waiting:
+            fit = self.fit(Kind.of(job))
+            ask = Ask.of(job, fit.kind)
+            rank = turn(job, ask, fit.paces, len(fit.homes), self.now, self.snapshot.goal)
+            found.append((rank, job, ask, fit))
+        return sorted(found, key=lambda entry: entry[0])
 
-        def turn(job: Waiting) -> tuple[bool, int, int, str]:
-            calm = job.deadline is None or not self._endangered(job, now)
-            return (calm, -job.priority, job.seq, job.id)
+    def claim(self, job: Waiting, ask: Ask, fit: _Fit) -> reserve.Claim:
+        """What the job may take of what is kept."""
+        presses = fit.paces is not None and urgent(job, ask, fit.paces, self.now)
+        return reserve.Claim(homes=fit.homes, urgent=presses)
 
-        return sorted(waiting, key=turn)
-
-    def _endangered(self, job: Waiting, now: datetime) -> bool:
-        """Whether a deadline that can still be met is close to what the job needs on a middling card."""
-        left = 0.0 if job.deadline is None else seconds_until(job.deadline, now)
-        if left <= 0:
-            return False
-        fit = self.fit(Kind.of(job))
-        if fit.pace is None:
-            return False
-        return left < DANGER * Ask.of(job, fit.kind).work_s * fit.pace + DANGER_S
+    @cached_property
+    def sole(self) -> frozenset[Login]:
+        """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
+        jobs = [*self.snapshot.waiting, *(running.job for running in self.snapshot.running)]
+        every = {*(job.needs for job in jobs), *self.snapshot.lately}
+        free = {replace(needs, platforms=()) for needs in every}
+        homes = [self.fit(Kind(needs=needs, grace_s=0.0, avoid=())).homes for needs in free]
+        return frozenset(login for where in homes if len(where) == 1 for login in where)
 
     def fit(self, kind: Kind) -> _Fit:
         """What fits jobs of this kind; looked at once, by shape."""
@@ -238,7 +273,7 @@ class _Board:
         if found is None:
             judged = [(shape, *unfit(kind, shape)) for shape in self.shapes]
             choices = {shape: choice for shape, fault, choice in judged if not fault}
-            paces = [1 / cards.speed(shape[0], kind.needs.workload) for shape in choices]
+            paces = {shape: 1 / cards.speed(shape[0], kind.needs.workload) for shape in choices}
             spots = [(spot, at) for shape, at in choices.items() for spot in self.shapes[shape]]
             if kind.needs.platforms or kind.avoid:
                 spots = [entry for entry in spots if not kind.refused(entry[0].offer.platform)]
@@ -246,27 +281,51 @@ class _Board:
                 kind=kind,
                 spots=spots,
                 choices=choices,
-                pace=median_low(paces) if spots else None,
+                paces=Paces(min(paces.values()), median_low(paces.values())) if spots else None,
+                homes=_homes([spot for spot, _ in spots], paces),
                 hopeless=not spots,
             )
         return found
 
-    def explained(self, ask: Ask, spot: Spot) -> Outlook:
+    def explained(self, ask: Ask, spot: Spot, claim: reserve.Claim) -> Outlook:
         """The same as `outlook` for a spot that may not fit the job at all."""
         refused = ask.kind.refused(spot.offer.platform)
         fault, choice = (refused, 0) if refused else unfit(ask.kind, spot.shape)
-        return Outlook(fault=fault, choice=choice) if fault else self.outlook(ask, spot, choice)
-
-    def outlook(self, ask: Ask, spot: Spot, choice: int) -> Outlook:
-        """What a spot that fits the job would mean now."""
-        if fault := spot.closed or self._full(spot):
+        if fault := fault or self.shut(ask.kind, spot):
             return Outlook(fault=fault, choice=choice)
+        return self.outlook(ask, spot, choice, claim)
+
+    def shut(self, kind: Kind, spot: Spot) -> str:
+        """Why no job of this kind gets it now, "" if one may. It stays so while we decide."""
+        if fault := spot.closed or self._full(spot):
+            return fault
+        return SHORT if too_short(kind, spot) else ""
+
+    def outlook(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook:
+        """What a spot that fits the job and is open would mean now."""
+        if dust(ask, spot):
+            return Outlook(fault=DUST, choice=choice)
         outlook = expect(ask, spot, choice)
-        if spot.attended and not outlook.fault:
+        if spot.attended:
             return outlook.but(
                 f"a person must start the session: freegpu cell {spot.offer.platform}"
             )
-        return outlook
+        units = reserve.cost(ask, spot)
+        if units > reserve.allowance(spot, claim, self.sole):
+            return outlook.but(reserve.kept(spot, claim, self.sole))
+        return replace(outlook, price_s=reserve.price(units, spot)) if units else outlook
+
+    def most_work(self, ask: Ask, fit: _Fit, claim: reserve.Claim) -> float:
+        """The longest job of this kind that is still let in anywhere."""
+        return (
+            max(
+                reserve.most_work(ask, spot, claim, self.sole)
+                for spot, _ in fit.spots
+                if not spot.attended
+            )
+            if any(not spot.attended for spot, _ in fit.spots)
+            else 0.0
+        )
 
     def _full(self, spot: Spot) -> str:
         """Why no further session of this shape can be started."""
@@ -277,27 +336,28 @@ class _Board:
             return f"{most - left} of {most} session{'s' if most != 1 else ''} open"
         return "" if spot.free >= 1 else "none of these is to be had at the moment"
 
-    def ranked(self, ask: Ask, fit: _Fit) -> list[tuple[Spot, Outlook]]:
+    def ranked(self, ask: Ask, fit: _Fit, claim: reserve.Claim) -> list[tuple[Spot, Outlook]]:
         """What this job could take, best first."""
         fit.welcome(self.started)
-        found = [
-            (spot, outlook)
-            for spot, choice in fit.spots
-            if not spot.gone and not (outlook := self.outlook(ask, spot, choice)).fault
-        ]
         # What is full or too short for this kind of job stays so while we decide.
-        fit.spots = [(spot, outlook.choice) for spot, outlook in found]
+        fit.spots = [
+            (spot, choice)
+            for spot, choice in fit.spots
+            if not spot.gone and not self.shut(fit.kind, spot)
+        ]
+        looks = [(spot, self.outlook(ask, spot, choice, claim)) for spot, choice in fit.spots]
+        found = [(spot, outlook) for spot, outlook in looks if not outlook.fault]
         if not found:
             return []
         first = min(outlook.choice for _, outlook in found)
-        least = min(outlook.expected_s for _, outlook in found if outlook.choice == first)
+        least = min(outlook.rank_s for _, outlook in found if outlook.choice == first)
 
         def place(entry: tuple[Spot, Outlook]) -> tuple[int, bool, int, float, float, int]:
             spot, outlook = entry
-            if outlook.choice == first and outlook.expected_s <= least * NEAR:
+            if outlook.choice == first and outlook.rank_s <= least * NEAR:
                 share = _share(spot, ask)
-                return (first, False, spot.kind, share, outlook.expected_s, spot.rank)
-            return (outlook.choice, True, 0, 0.0, outlook.expected_s, spot.rank)
+                return (first, False, spot.kind, share, outlook.rank_s, spot.rank)
+            return (outlook.choice, True, 0, 0.0, outlook.rank_s, spot.rank)
 
         return sorted(found, key=place)
 
@@ -336,6 +396,13 @@ class _Board:
         for spot in self.spots:
             spot.gone = spot.gone or spot.free < 1 or bool(spot.closed or self._full(spot))
         self.spent = all(spot.gone or spot.attended for spot in self.spots)
+
+
+def _homes(spots: Sequence[Spot], paces: Mapping[Shape, float]) -> frozenset[Login]:
+    """Where jobs run at a speed worth it: a processor is no home for what wants a card's speed."""
+    able = [spot for spot in spots if not spot.attended and not spot.closed]
+    best = min((paces[spot.shape] for spot in able), default=0.0)
+    return frozenset(spot.login for spot in able if paces[spot.shape] <= HOME * best)
 
 
 def _share(spot: Spot, ask: Ask) -> float:

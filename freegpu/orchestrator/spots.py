@@ -21,6 +21,7 @@ __all__ = [
     "Ask",
     "Budget",
     "Kind",
+    "Login",
     "Shape",
     "Spot",
     "SpotKind",
@@ -34,6 +35,15 @@ __all__ = [
 UNKNOWN_LENGTH_S = 3600.0
 #: a session must leave room for this much work besides start and grace: half the grace, and at least this
 LEAST_WORK_S = 2.0
+#: a platform and the login on it
+Login = tuple[str, str]
+
+#: what a checkpoint costs a job that has not shown it yet, seconds of its slot
+SAVE_S = 30.0
+#: sessions of a platform that we know nothing of are lost about twice a day: one loss in so long, seconds
+PRIOR_LOSS_S = 12 * 3600.0
+#: checkpoints are not closer together than this, seconds
+CLOSEST_S = 360.0
 #: longer than any computation; keeps the arithmetic finite
 _AGE_S = 1e10
 _DAY_S = 86400.0
@@ -80,17 +90,22 @@ class Ask:
     work_s: float
     #: whether the length is an assumption
     assumed: bool
+    #: what a checkpoint costs it, seconds
+    save_s: float = SAVE_S
 
     @classmethod
     def of(cls, job: Waiting, kind: Kind) -> Ask:
         """Learned from its own progress, else estimated, else assumed."""
+        save = SAVE_S if job.save_s is None else _finite(job.save_s)
         if job.remaining_t4_s is not None and not math.isnan(job.remaining_t4_s):
-            return cls(kind=kind, work_s=_finite(job.remaining_t4_s), assumed=False)
+            work = _finite(job.remaining_t4_s)
+            return cls(kind=kind, work_s=work, assumed=False, save_s=save)
         share = min(1.0, _amount(job.remaining, 1.0))
         if job.estimate is None:
-            return cls(kind=kind, work_s=UNKNOWN_LENGTH_S * share, assumed=True)
+            work = UNKNOWN_LENGTH_S * share
+            return cls(kind=kind, work_s=work, assumed=True, save_s=save)
         whole = job.estimate.seconds * cards.speed(job.estimate.card, job.needs.workload)
-        return cls(kind=kind, work_s=_finite(whole * share), assumed=False)
+        return cls(kind=kind, work_s=_finite(whole * share), assumed=False, save_s=save)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -102,9 +117,13 @@ class Budget:
     #: seconds until it is full again, and from then on; None: it does not come back
     refill_in_s: float | None = None
     period_s: float | None = None
+    #: the most that sessions at once can use of it, quota seconds a second
+    burn: float = math.inf
+    #: it comes back bit by bit
+    trickles: bool = False
 
     @classmethod
-    def of(cls, balance: Balance, now: datetime) -> Budget:
+    def of(cls, balance: Balance, now: datetime, burn: float = math.inf) -> Budget:
         window = balance.window
         if window.kind in (WindowKind.NONE, WindowKind.PER_SESSION) or balance.left_s is None:
             return cls()
@@ -122,6 +141,8 @@ class Budget:
             limit_s=_amount(balance.limit_s, math.inf),
             refill_in_s=period if refill_in is None else max(0.0, refill_in),
             period_s=period,
+            burn=burn,
+            trickles=window.kind is WindowKind.ROLLING,
         )
 
 
@@ -160,6 +181,10 @@ class Spot:
     soft_text: str = ""
     #: quota that this decision has reserved for a planned session
     reserved_s: float = 0.0
+    #: how long other slots keep a live session open anyway, seconds
+    kept_open_s: float = 0.0
+    #: sessions there are lost so often, per second
+    loss_rate: float = 0.0
     #: slots that are still free (planned), sessions that may still be started (new)
     free: float = 1
     gone: bool = False
@@ -199,6 +224,7 @@ class Spot:
             limit_s=min(longest, _amount(offer.session_limit_s, math.inf)),
             delay_s=_finite(offer.start_delay_s),
             soft_s=_amount(usual, math.inf),
+            loss_rate=0.0 if place is None else _loss_rate(place),
             soft_text="" if seen is None or usual is None else seen.text,
         )
 
@@ -235,7 +261,26 @@ class Spot:
         return self.rate * (longest if guess else min(longest, run))
 
     def speed(self, ask: Ask) -> float:
+        """Relative to a T4."""
         return cards.speed(self.offer.card, ask.kind.needs.workload)
+
+    def useful(self, ask: Ask) -> float:
+        """The share of a session that is progress: the rest are saves, work done twice and new starts (Young 1974, Daly 2006)."""
+        rate, save = self.loss_rate, ask.save_s
+        if rate <= 0:
+            return 1.0
+        every = max(CLOSEST_S, math.sqrt(2 * save / rate))
+        return 1 / (1 + save / every + rate * (every / 2 + self.delay_s))
+
+
+def _loss_rate(place: Place) -> float:
+    """Losses per second of session: what was seen, and one loss in half a day that we would expect unseen."""
+    exposure = _amount(place.exposure_s, math.inf)
+    return (
+        0.0
+        if exposure == math.inf
+        else (1 + _amount(place.losses, 0.0)) / (PRIOR_LOSS_S + exposure)
+    )
 
 
 def unfit(kind: Kind, shape: Shape) -> tuple[str, int]:

@@ -1,0 +1,118 @@
+"""Slots of live sessions that pass from a long job to a much shorter one. Pure.
+
+Shortest first would be unfair to nobody if jobs came in that order; they do not, so a job that came later may take the
+slot of one that has three times as long to go: it saves, goes back into the queue, and loses a checkpoint's time. At
+most one slot a newcomer, never from a job that has just begun or whose deadline can still be met.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from freegpu import cards
+from freegpu.orchestrator.model import Action, Assignment, Move, Running, Waiting
+from freegpu.orchestrator.spots import Ask, Kind, Shape, Spot, SpotKind, seconds_until, span_text
+from freegpu.orchestrator.turns import LEAST_H, weight
+
+__all__ = ["find", "keep_open"]
+
+#: the slot passes to a job with so many times less to go, by weight; to one whose deadline is in danger, to any shorter
+TIMES, TIMES_ENDANGERED = 3.0, 1.0
+#: whoever has held a slot for less than this keeps it, seconds
+HELD_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """A slot that may pass on."""
+
+    running: Running
+    shape: Shape
+    #: what its job has to go there, seconds, and the same by weight
+    left_s: float
+    heavy_s: float
+
+
+def keep_open(spots: Iterable[Spot], running: Iterable[Running]) -> None:
+    """Tell free slots of live sessions how long the other slots keep their session open anyway."""
+    longest: dict[str, float] = {}
+    for one in running:
+        left = min(_left(one), math.inf if one.left_s is None else one.left_s)
+        longest[one.session] = max(longest.get(one.session, 0.0), left)
+    for spot in spots:
+        if spot.kind is SpotKind.LIVE:
+            spot.kept_open_s = longest.get(spot.session, 0.0)
+
+
+def find(
+    waiting: Iterable[tuple[Waiting, Ask, Collection[Shape], bool]],
+    running: Iterable[Running],
+    now: datetime,
+) -> list[Action]:
+    """Which slots pass on to which of the jobs that found no place: (job, its ask, shapes that fit it, endangered)."""
+    lanes = _lanes(running, now)
+    found: list[Action] = []
+    for job, ask, shapes, pressed in waiting:
+        if not lanes:
+            break
+        times = TIMES_ENDANGERED if pressed else TIMES
+        # lanes are sorted: if the longest of them is not long enough, none is
+        if lanes[0].heavy_s < times * LEAST_H * 3600 / weight(job.priority):
+            continue
+        lane = next((x for x in lanes if _passes(x, job, ask, shapes, times)), None)
+        if lane is None:
+            continue
+        lanes.remove(lane)
+        took = span_text(_seconds(ask, lane.running))
+        found.append(
+            Move(
+                session=lane.running.session,
+                victim=lane.running.job.id,
+                assignment=Assignment(job=job.id, slot=lane.running.slot),
+                why=f"{job.name} needs the slot for {took}, {lane.running.job.name} for {span_text(lane.left_s)} more",
+            )
+        )
+    return found
+
+
+def _passes(lane: _Lane, job: Waiting, ask: Ask, shapes: Collection[Shape], times: float) -> bool:
+    running = lane.running
+    if lane.shape not in shapes or ask.kind.refused(running.offer.platform):
+        return False
+    if job.id == running.job.id:
+        return False
+    took = _seconds(ask, running)
+    room = math.inf if running.left_s is None else running.left_s
+    if took + ask.kind.grace_s + running.job.grace_s > room:
+        return False
+    return lane.heavy_s >= times * max(took, LEAST_H * 3600) / weight(job.priority)
+
+
+def _lanes(running: Iterable[Running], now: datetime) -> list[_Lane]:
+    found = []
+    for one in running:
+        deadline = one.job.deadline
+        alive = deadline is not None and seconds_until(deadline, now) > 0
+        if one.held_s < HELD_S or alive or one.offer.sealed:
+            continue
+        left = _left(one)
+        shape = (
+            one.offer.card if one.offer.count >= 1 else "",
+            one.offer.vram_gb,
+            one.offer.memory_gb,
+            one.offer.cpus,
+            one.offer.disk_gb,
+        )
+        found.append(_Lane(one, shape, left, left / weight(one.job.priority)))
+    return sorted(found, key=lambda lane: (-lane.heavy_s, lane.running.session, lane.running.slot))
+
+
+def _left(running: Running) -> float:
+    return _seconds(Ask.of(running.job, Kind.of(running.job)), running)
+
+
+def _seconds(ask: Ask, running: Running) -> float:
+    return ask.work_s / cards.speed(running.offer.card, ask.kind.needs.workload)

@@ -1,0 +1,110 @@
+"""How much of a quota a job may take: what is kept for jobs that have no other home, and for short ones. Pure.
+
+A platform that is some job's only home keeps an even share of its window for such jobs; any other a tenth, for short
+jobs. Quota that could not be burned before it expires is free to all. Credits that stay are for urgent jobs and for
+those with no other home. What counts is one session's quota, not the whole job's: a long job is not locked out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from freegpu.orchestrator.spots import Ask, Login, Spot, SpotKind, span_text
+
+__all__ = ["Claim", "allowance", "cost", "kept", "most_work", "price"]
+
+#: part of the window that is kept, while its time runs: for jobs whose only home it is, and for short ones
+KEEP_ALL, KEEP_SHORT = 1.0, 0.1
+#: a session is short when it takes less than this part of the window
+SHORT = 0.1
+#: how much the time in which quota comes back counts against the time to finish
+PRICE = 0.3
+#: credits that never come back are priced as if a month brought them
+NEVER_S = 30.4 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the rules must know of a job."""
+
+    #: the platforms where it could run at a speed worth it
+    homes: Collection[Login]
+    urgent: bool
+
+
+def cost(ask: Ask, spot: Spot) -> float:
+    """Quota that a session there is expected to take for this job, seconds at rate 1.
+
+    A free slot of a live session costs only the time for which it keeps the session open.
+    """
+    if not spot.offer.pool:
+        return 0.0
+    run = ask.work_s / spot.speed(ask) + ask.kind.grace_s
+    if spot.kind is SpotKind.LIVE:
+        return spot.rate * max(0.0, min(spot.left_s, run) - spot.kept_open_s)
+    longest = min(spot.limit_s, spot.quota_s)
+    whole = spot.rate * min(longest, spot.delay_s + run)
+    return max(0.0, whole - spot.reserved_s)
+
+
+def price(units: float, spot: Spot) -> float:
+    """Seconds by which this use of quota counts as a later finish."""
+    limit = spot.budget.limit_s
+    if units <= 0 or not 0 < limit < math.inf:
+        return 0.0
+    return PRICE * units * (spot.budget.period_s or NEVER_S) / limit
+
+
+def allowance(spot: Spot, claim: Claim, sole: Collection[Login]) -> float:
+    """The most quota that one session may take there for this job, seconds at rate 1.
+
+    `sole`: platforms that are the only home of some job that waits, runs or was submitted lately.
+    """
+    return _rule(spot, claim, sole)[0]
+
+
+def kept(spot: Spot, claim: Claim, sole: Collection[Login]) -> str:
+    """The sentence for a job that wanted more than its allowance."""
+    return _rule(spot, claim, sole)[1]
+
+
+def most_work(ask: Ask, spot: Spot, claim: Claim, sole: Collection[Login]) -> float:
+    """The longest job of this kind that the allowance lets in, T4 seconds."""
+    allowed = allowance(spot, claim, sole)
+    longest = min(spot.limit_s, spot.quota_s)
+    if spot.rate <= 0 or spot.rate * longest - spot.reserved_s <= allowed:
+        return math.inf
+    run = (allowed + spot.reserved_s) / spot.rate - spot.delay_s - ask.kind.grace_s
+    return max(0.0, run) * spot.speed(ask)
+
+
+def _rule(spot: Spot, claim: Claim, sole: Collection[Login]) -> tuple[float, str]:
+    budget = spot.budget
+    if budget.left_s == math.inf or spot.kind is SpotKind.LIVE or not spot.offer.pool:
+        return math.inf, ""
+    if spot.login in claim.homes and len(claim.homes) == 1:
+        return math.inf, ""
+    if budget.refill_in_s is None:
+        if claim.urgent:
+            return math.inf, ""
+        return (
+            0.0,
+            "credits that do not come back are kept for urgent jobs and those with no other home",
+        )
+    limit, period, ahead = budget.limit_s, budget.period_s or 0.0, budget.refill_in_s
+    if not 0 < limit < math.inf or period <= 0:
+        return math.inf, ""
+    if budget.left_s >= budget.burn * ahead:
+        return math.inf, ""  # use it or lose it
+    if spot.login in sole:
+        share, whom, least = KEEP_ALL, "jobs that fit nowhere else", 0.0
+    elif claim.urgent:
+        return math.inf, ""
+    else:
+        share, whom, least = KEEP_SHORT, "short jobs", SHORT * limit
+    keep = min(budget.left_s, share * limit * min(1.0, ahead / period))
+    back = span_text(ahead)
+    sentence = f"{span_text(keep)} of its quota are kept for {whom} until it comes back in {back}"
+    return max(least, budget.left_s - keep), sentence
