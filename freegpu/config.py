@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from freegpu.errors import ConfigError
 
@@ -37,6 +37,9 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
         "upload_mb_s": (0.0, 0.0, 100_000.0),
     }
 )
+
+#: what decisions aim at: jobs end early on average, or the last one does
+GOALS = ("jct", "makespan")
 
 _PLATFORM = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
@@ -87,6 +90,8 @@ class Settings:
     workdir_limit_gb: float = NUMBERS["workdir_limit_gb"][0]
     #: most that an agent, or a command here, uploads into the store, MB/s; 0: no limit
     upload_mb_s: float = NUMBERS["upload_mb_s"][0]
+    #: "jct" or "makespan"
+    goal: Literal["jct", "makespan"] = "jct"
     #: setting -> "default", the name of an environment variable, or "/path/freegpu.toml:3"
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -109,12 +114,13 @@ def load(environ: Mapping[str, str], *, home: Path | None = None) -> Settings:
     sources: dict[str, str] = {}
     home, sources["home"] = _home(environ, home)
     file = _File.read(home / FILE_NAME)
-    file.check_names("", file.data, (*NUMBERS, "store", "db", "platforms"))
+    file.check_names("", file.data, (*NUMBERS, "store", "db", "goal", "platforms"))
     values: dict[str, Any] = {}
     for name, default in (("store", f"folder:{home / 'store'}"), ("db", str(home / "state.db"))):
         values[name], sources[name] = _location(name, default, file, environ)
     for name in NUMBERS:
         values[name], sources[name] = _number(name, file)
+    values["goal"], sources["goal"] = _goal(file)
     return Settings(
         home=home,
         platforms=MappingProxyType(dict(_platforms(file))),
@@ -199,6 +205,19 @@ def _number(name: str, file: _File) -> tuple[float, str]:
         message = f"{name} is {value:g}; it must be between {low:g} and {high:g}"
         raise file.refuse((name,), message, hint=f"the default is {default:g}")
     return int(value) if whole else float(value), file.where((name,))
+
+
+def _goal(file: _File) -> tuple[str, str]:
+    value = file.data.get("goal")
+    if value is None:
+        return GOALS[0], "default"
+    if value not in GOALS:
+        raise file.refuse(
+            ("goal",),
+            f"goal must be one of {', '.join(GOALS)}, found {_shown(value)}",
+            hint='goal = "jct": jobs end early on average; "makespan": the last one ends early',
+        )
+    return str(value), file.where(("goal",))
 
 
 def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:

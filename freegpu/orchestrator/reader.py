@@ -16,6 +16,7 @@ from typing import Any
 
 from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerCorruptError, LedgerError
 from freegpu.jobs.lifecycle import AttemptState, JobState, SessionState
+from freegpu.jobs.model import Needs
 from freegpu.orchestrator import migrations, rows
 from freegpu.orchestrator.database import (
     FrozenConnection,
@@ -193,6 +194,19 @@ class Reader:
         nothing: dict[str, str] = {}
         found = self._fetch(_WAITING + _READY, moment)
         return tuple(rows.waiting(row, avoid.get(row[0], nothing)) for row in found)
+
+    def asked_since(self, moment: datetime) -> tuple[Needs, ...]:
+        """What the jobs that were submitted since then need, each once."""
+        sql = "SELECT DISTINCT needs FROM jobs WHERE created_at > ?"
+        return tuple(
+            sorted((rows.needs(n) for (n,) in self._fetch(sql, self._moment(moment))), key=repr)
+        )
+
+    def as_waiting(self, job: str) -> Waiting:
+        """A job as a decision would see it if it waited, whatever it does. JobNotFoundError."""
+        for row in self._fetch(_WAITING + " WHERE j.id = ?", job):
+            return rows.waiting(row, {})
+        raise self._unknown(job)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """Confirmed checkpoints, newest first."""

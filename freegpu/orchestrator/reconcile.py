@@ -19,7 +19,7 @@ from freegpu.agent.wire import session_key
 from freegpu.config import Settings
 from freegpu.errors import AdapterError
 from freegpu.jobs.lifecycle import SessionState
-from freegpu.orchestrator import cells, learned, placement, quota, shared
+from freegpu.orchestrator import cells, learned, placement, quota, shared, standing
 from freegpu.orchestrator.act import Actor, Identity
 from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.lanes import Lanes
@@ -31,6 +31,7 @@ from freegpu.orchestrator.model import (
     Figures,
     FreeSlot,
     Place,
+    Running,
     Session,
     Snapshot,
     Speed,
@@ -200,7 +201,15 @@ class Reconciler:
                 if places is None
                 else places
             ),
+            running=self._running(sessions),
+            lately=standing.asked_lately(self.ledger, self.now()),
+            goal=self.settings.goal,
         )
+
+    def _running(self, sessions: list[Session]) -> tuple[Running, ...]:
+        found = standing.running(self.ledger, sessions, self.now())
+        jobs = {job.id: job for job in self._with_learned_lengths(tuple(one.job for one in found))}
+        return tuple(replace(one, job=jobs[one.job.id]) for one in found)
 
     def _with_learned_lengths(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
         """A job that has run knows better than its estimate how long the rest takes: its own steps a second."""
@@ -274,6 +283,7 @@ class Reconciler:
                 until, why = self.now() + timedelta(seconds=30), error.message
                 offers, as_of = self._last_known(name)
             closed = until is not None and until > self.now()
+            lost, lived = standing.losses(self.ledger, name, adapter.account, self.now())
             found.append(
                 Place(
                     platform=name,
@@ -283,6 +293,8 @@ class Reconciler:
                     open_sessions=sum(s.platform == name for s in sessions),
                     balances=tuple(self.balances(name, adapter, sessions)),
                     learned=self.learned(name, adapter),
+                    losses=lost,
+                    exposure_s=lived,
                     blocked_until=until if closed else None,
                     blocked_why=unseen or (why if closed else ""),
                     as_of=as_of,

@@ -1,0 +1,328 @@
+"""What is still to be had while one decision is made: spots, quotas, what is kept, who fits where. Pure.
+
+A board begins as the snapshot, and each job that is placed takes its share away, so the next one sees what is left.
+`placement` asks it; it knows no platform and has no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from statistics import median_low
+
+from freegpu import cards
+from freegpu.adapters.base import Offer
+from freegpu.orchestrator import moves, reserve
+from freegpu.orchestrator.expectation import DUST, SHORT, Outlook, dust, expect, too_short
+from freegpu.orchestrator.model import (
+    Assign,
+    Assignment,
+    Place,
+    Snapshot,
+    StartSession,
+    Waiting,
+)
+from freegpu.orchestrator.spots import (
+    Ask,
+    Budget,
+    Kind,
+    Login,
+    Shape,
+    Spot,
+    SpotKind,
+    unfit,
+)
+from freegpu.orchestrator.turns import Paces, Turn, turn, urgent
+
+__all__ = ["Board", "Fit"]
+
+#: finishes within this factor of the best are as good as the best: the estimates are worse than that
+NEAR = 1.05
+#: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere
+HOME = 8.0
+
+#: for offers that draw on no quota, or on one that nobody counts
+_UNLIMITED = Budget()
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Started:
+    """A session that this call decided to start."""
+
+    spot: Spot
+    why: str
+    assignments: list[Assignment] = field(default_factory=list)
+
+    def action(self) -> StartSession:
+        more = len(self.assignments) - 1
+        also = f"; {more} more job{'s' if more > 1 else ''} beside it" if more else ""
+        return StartSession(
+            offer=self.spot.offer,
+            assignments=tuple(self.assignments),
+            reserve_s=self.spot.reserved_s,
+            why=self.why + also,
+        )
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Fit:
+    """The spots that jobs of one kind could take, each with its place in their list of cards."""
+
+    kind: Kind
+    spots: list[tuple[Spot, int]]
+    #: shapes that fit, with their place in the list
+    choices: dict[Shape, int]
+    #: how fast the best and a middling card of these are; None: nothing fits
+    paces: Paces | None
+    #: platforms where these jobs run at a speed worth it, without a person's help
+    homes: frozenset[Login]
+    #: nothing is left for these jobs
+    hopeless: bool
+    #: urgent or not -> the longest of these jobs that may still be let in, T4 seconds
+    most: dict[bool, float] = field(default_factory=dict)
+    #: sessions started by this call that were looked at
+    seen: int = 0
+
+    def welcome(self, started: Sequence[Started]) -> None:
+        """Count in the slots of sessions that were started since the last look."""
+        for session in started[self.seen :]:
+            choice = self.choices.get(session.spot.shape)
+            if choice is not None and not self.kind.refused(session.spot.offer.platform):
+                self.spots.append((session.spot, choice))
+                self.most.clear()
+        self.seen = len(started)
+
+
+@dataclass(kw_only=True, eq=False)
+class Board:
+    """What is still to be had while one call decides."""
+
+    snapshot: Snapshot
+    now: datetime
+    places: Sequence[Place]
+    #: in an order that depends on their content alone; ties go to the first
+    spots: list[Spot]
+    shapes: dict[Shape, list[Spot]]
+    #: sessions that a login may still open, and how many it may have
+    openings: dict[Login, tuple[int, int]]
+    fits: dict[Kind, Fit] = field(default_factory=dict)
+    assigned: list[Assign] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    spent: bool = False
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, now: datetime) -> Board:
+        places = sorted(
+            snapshot.places, key=lambda place: (place.platform, place.account, repr(place))
+        )
+        openings: dict[Login, tuple[int, int]] = {}
+        budgets: dict[tuple[str, str, str], Budget] = {}
+        at: dict[Login, Place] = {}
+        for place in places:
+            login = (place.platform, place.account)
+            most = place.capabilities.max_concurrent
+            openings.setdefault(login, (most - place.open_sessions, most))
+            at.setdefault(login, place)
+            for balance in sorted(place.balances, key=lambda b: (b.pool, repr(b))):
+                rates = [offer.rate for offer in place.offers if offer.pool == balance.pool]
+                burn = most * max(rates, default=1.0)
+                budgets.setdefault((*login, balance.pool), Budget.of(balance, now, burn))
+
+        def budget(offer: Offer) -> Budget:
+            key = (offer.platform, offer.account, offer.pool)
+            return budgets.get(key, _UNLIMITED) if offer.pool else _UNLIMITED
+
+        free = {(slot.session, slot.slot): slot for slot in sorted(snapshot.free_slots, key=repr)}
+        spots = [
+            Spot.of_slot(
+                slot, at.get((slot.offer.platform, slot.offer.account)), budget(slot.offer)
+            )
+            for _, slot in sorted(free.items())
+        ]
+        spots += [
+            Spot.of_offer(place, offer, budget(offer), now)
+            for place in places
+            for offer in sorted(place.offers, key=repr)
+        ]
+        shapes: dict[Shape, list[Spot]] = {}
+        for rank, spot in enumerate(spots):
+            spot.rank = rank
+            shapes.setdefault(spot.shape, []).append(spot)
+        moves.keep_open(spots, snapshot.running)
+        board = cls(
+            snapshot=snapshot, now=now, places=places, spots=spots, shapes=shapes, openings=openings
+        )
+        board.count()
+        return board
+
+    def queue(self, waiting: Sequence[Waiting]) -> list[tuple[Turn, Waiting, Ask, Fit]]:
+        """Every job, in the order in which they choose."""
+        found = []
+        for job in waiting:
+            fit = self.fit(Kind.of(job))
+            ask = Ask.of(job, fit.kind)
+            rank = turn(job, ask, fit.paces, len(fit.homes), self.now, self.snapshot.goal)
+            found.append((rank, job, ask, fit))
+        return sorted(found, key=lambda entry: entry[0])
+
+    def claim(self, job: Waiting, ask: Ask, fit: Fit) -> reserve.Claim:
+        """What the job may take of what is kept."""
+        presses = fit.paces is not None and urgent(job, ask, fit.paces, self.now)
+        return reserve.Claim(homes=fit.homes, urgent=presses)
+
+    @cached_property
+    def sole(self) -> frozenset[Login]:
+        """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
+        jobs = [*self.snapshot.waiting, *(running.job for running in self.snapshot.running)]
+        every = {*(job.needs for job in jobs), *self.snapshot.lately}
+        free = {replace(needs, platforms=()) for needs in every}
+        homes = [self.fit(Kind(needs=needs, grace_s=0.0, avoid=())).homes for needs in free]
+        return frozenset(login for where in homes if len(where) == 1 for login in where)
+
+    def fit(self, kind: Kind) -> Fit:
+        """What fits jobs of this kind; looked at once, by shape."""
+        found = self.fits.get(kind)
+        if found is None:
+            judged = [(shape, *unfit(kind, shape)) for shape in self.shapes]
+            choices = {shape: choice for shape, fault, choice in judged if not fault}
+            paces = {shape: 1 / cards.speed(shape[0], kind.needs.workload) for shape in choices}
+            spots = [(spot, at) for shape, at in choices.items() for spot in self.shapes[shape]]
+            if kind.needs.platforms or kind.avoid:
+                spots = [entry for entry in spots if not kind.refused(entry[0].offer.platform)]
+            found = self.fits[kind] = Fit(
+                kind=kind,
+                spots=spots,
+                choices=choices,
+                paces=Paces(min(paces.values()), median_low(paces.values())) if spots else None,
+                homes=_homes([spot for spot, _ in spots], paces),
+                hopeless=not spots,
+            )
+        return found
+
+    def explained(self, ask: Ask, spot: Spot, claim: reserve.Claim) -> Outlook:
+        """The same as `outlook` for a spot that may not fit the job at all."""
+        refused = ask.kind.refused(spot.offer.platform)
+        fault, choice = (refused, 0) if refused else unfit(ask.kind, spot.shape)
+        if fault := fault or self.shut(ask.kind, spot):
+            return Outlook(fault=fault, choice=choice)
+        return self.outlook(ask, spot, choice, claim)
+
+    def shut(self, kind: Kind, spot: Spot) -> str:
+        """Why no job of this kind gets it now, "" if one may. It stays so while we decide."""
+        if fault := spot.closed or self._full(spot):
+            return fault
+        return SHORT if too_short(kind, spot) else ""
+
+    def outlook(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook:
+        """What a spot that fits the job and is open would mean now."""
+        if dust(ask, spot):
+            return Outlook(fault=DUST, choice=choice)
+        outlook = expect(ask, spot, choice)
+        if spot.attended:
+            return outlook.but(
+                f"a person must start the session: freegpu cell {spot.offer.platform}"
+            )
+        units = reserve.cost(ask, spot)
+        if units > reserve.allowance(spot, claim, self.sole):
+            return outlook.but(reserve.kept(spot, claim, self.sole))
+        return replace(outlook, price_s=reserve.price(units, spot)) if units else outlook
+
+    def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
+        """The longest job of this kind that is still let in anywhere."""
+        return (
+            max(
+                reserve.most_work(ask, spot, claim, self.sole)
+                for spot, _ in fit.spots
+                if not spot.attended
+            )
+            if any(not spot.attended for spot, _ in fit.spots)
+            else 0.0
+        )
+
+    def _full(self, spot: Spot) -> str:
+        """Why no further session of this shape can be started."""
+        if spot.kind is not SpotKind.NEW:
+            return ""
+        left, most = self.openings[spot.login]
+        if left < 1:
+            return f"{most - left} of {most} session{'s' if most != 1 else ''} open"
+        return "" if spot.free >= 1 else "none of these is to be had at the moment"
+
+    def ranked(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> list[tuple[Spot, Outlook]]:
+        """What this job could take, best first."""
+        fit.welcome(self.started)
+        # What is full or too short for this kind of job stays so while we decide.
+        fit.spots = [
+            (spot, choice)
+            for spot, choice in fit.spots
+            if not spot.gone and not self.shut(fit.kind, spot)
+        ]
+        looks = [(spot, self.outlook(ask, spot, choice, claim)) for spot, choice in fit.spots]
+        found = [(spot, outlook) for spot, outlook in looks if not outlook.fault]
+        if not found:
+            return []
+        first = min(outlook.choice for _, outlook in found)
+        least = min(outlook.rank_s for _, outlook in found if outlook.choice == first)
+
+        def place(entry: tuple[Spot, Outlook]) -> tuple[int, bool, int, float, float, int]:
+            spot, outlook = entry
+            if outlook.choice == first and outlook.rank_s <= least * NEAR:
+                share = _share(spot, ask)
+                return (first, False, spot.kind, share, outlook.rank_s, spot.rank)
+            return (outlook.choice, True, 0, 0.0, outlook.rank_s, spot.rank)
+
+        return sorted(found, key=place)
+
+    def take(self, spot: Spot, outlook: Outlook, ask: Ask, job: str) -> None:
+        """Give the spot to the job, and take what it costs from what is left for others."""
+        if spot.kind is SpotKind.LIVE:
+            spot.free = 0
+            assignment = Assignment(job=job, slot=spot.slot)
+            why = outlook.sentence(ask, spot)
+            self.assigned.append(Assign(session=spot.session, assignment=assignment, why=why))
+        elif spot.kind is SpotKind.NEW:
+            self._start(spot, outlook.sentence(ask, spot), ask, job)
+        else:
+            self._join(next(s for s in self.started if s.spot is spot), ask, job)
+        self.count()
+
+    def _start(self, spot: Spot, why: str, ask: Ask, job: str) -> None:
+        left, most = self.openings[spot.login]
+        self.openings[spot.login] = (left - 1, most)
+        spot.free -= 1
+        slots = Spot.of_planned(spot)
+        self.started.append(Started(spot=slots, why=why))
+        self.spots.append(slots)
+        self._join(self.started[-1], ask, job)
+
+    def _join(self, started: Started, ask: Ask, job: str) -> None:
+        spot = started.spot
+        started.assignments.append(Assignment(job=job, slot=len(started.assignments)))
+        more = max(0.0, spot.reserve(ask) - spot.reserved_s)
+        spot.reserved_s += more
+        spot.budget.left_s -= more
+        spot.free -= 1
+
+    def count(self) -> None:
+        """Note which spots are gone, and whether any is left."""
+        for spot in self.spots:
+            spot.gone = spot.gone or spot.free < 1 or bool(spot.closed or self._full(spot))
+        self.spent = all(spot.gone or spot.attended for spot in self.spots)
+
+
+def _homes(spots: Sequence[Spot], paces: Mapping[Shape, float]) -> frozenset[Login]:
+    """Where jobs run at a speed worth it: a processor is no home for what wants a card's speed."""
+    able = [spot for spot in spots if not spot.attended and not spot.closed]
+    best = min((paces[spot.shape] for spot in able), default=0.0)
+    return frozenset(spot.login for spot in able if paces[spot.shape] <= HOME * best)
+
+
+def _share(spot: Spot, ask: Ask) -> float:
+    """The part of its quota that a session there would take."""
+    limit = spot.budget.limit_s
+    if spot.kind is not SpotKind.NEW or not 0 < limit < math.inf:
+        return 0.0
+    return spot.reserve(ask) / limit

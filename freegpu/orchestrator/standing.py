@@ -1,0 +1,60 @@
+"""What a decision is told of the past and of what runs now: losses by platform, demand of the last weeks, jobs in slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from freegpu.jobs.lifecycle import AttemptState, EndReason, SessionState
+from freegpu.jobs.model import Needs
+from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.model import Running, Session
+
+__all__ = ["asked_lately", "losses", "running"]
+
+#: demand and losses of so long ago still count, seconds
+LATELY_S = 28 * 86400.0
+#: the newest sessions of a platform that are looked at for losses
+MOST = 200
+
+
+def running(ledger: Ledger, sessions: Sequence[Session], now: datetime) -> tuple[Running, ...]:
+    """The jobs in slots of live sessions; not those that are asked to stop."""
+    found = []
+    for session in sessions:
+        if session.state is not SessionState.LIVE or session.offer.sealed:
+            continue
+        left = session.beat.get("left_s")
+        for attempt in ledger.attempts(session=session.id, open_only=True):
+            if attempt.state is not AttemptState.RUNNING:
+                continue
+            since = attempt.started_at or attempt.created_at
+            found.append(
+                Running(
+                    job=ledger.as_waiting(attempt.job),
+                    session=session.id,
+                    slot=attempt.slot,
+                    offer=session.offer,
+                    held_s=max(0.0, (now - since).total_seconds()),
+                    left_s=float(left) if isinstance(left, int | float) else None,
+                )
+            )
+    return tuple(found)
+
+
+def asked_lately(ledger: Ledger, now: datetime) -> tuple[Needs, ...]:
+    """What jobs of the last four weeks needed, each once."""
+    return ledger.asked_since(now - timedelta(seconds=LATELY_S))
+
+
+def losses(ledger: Ledger, platform: str, account: str, now: datetime) -> tuple[float, float]:
+    """(sessions lost before their time, seconds that sessions lived in all) on an account, in the last four weeks."""
+    past = ledger.sessions(open_only=False, platform=platform, account=account, limit=MOST)
+    lost, lived = 0.0, 0.0
+    for session in past:
+        begun, ended = session.live_at, session.ended_at or now
+        if begun is None or (now - ended).total_seconds() > LATELY_S:
+            continue
+        lived += max(0.0, (ended - begun).total_seconds())
+        lost += session.reason.partition(":")[0] in (EndReason.LOST, EndReason.PREEMPTED)
+    return lost, lived
