@@ -8,13 +8,22 @@ most one slot a newcomer, never from a job that has just begun or whose deadline
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from freegpu import cards
 from freegpu.orchestrator.model import Action, Assignment, Move, Running, Waiting
-from freegpu.orchestrator.spots import Ask, Kind, Shape, Spot, SpotKind, seconds_until, span_text
+from freegpu.orchestrator.spots import (
+    Ask,
+    Kind,
+    Shape,
+    Spot,
+    SpotKind,
+    seconds_until,
+    span_text,
+    unfit,
+)
 from freegpu.orchestrator.turns import LEAST_H, weight
 
 __all__ = ["find", "keep_open"]
@@ -48,21 +57,21 @@ def keep_open(spots: Iterable[Spot], running: Iterable[Running]) -> None:
 
 
 def find(
-    waiting: Iterable[tuple[Waiting, Ask, Collection[Shape], bool]],
+    waiting: Iterable[tuple[Waiting, Ask, bool]],
     running: Iterable[Running],
     now: datetime,
 ) -> list[Action]:
-    """Which slots pass on to which of the jobs that found no place: (job, its ask, shapes that fit it, endangered)."""
+    """Which slots pass on to which of the jobs that found no place: (job, its ask, endangered)."""
     lanes = _lanes(running, now)
     found: list[Action] = []
-    for job, ask, shapes, pressed in waiting:
+    for job, ask, pressed in waiting:
         if not lanes:
             break
         times = TIMES_ENDANGERED if pressed else TIMES
         # lanes are sorted: if the longest of them is not long enough, none is
         if lanes[0].heavy_s < times * LEAST_H * 3600 / weight(job.priority):
             continue
-        lane = next((x for x in lanes if _passes(x, job, ask, shapes, times)), None)
+        lane = next((x for x in lanes if _passes(x, job, ask, times)), None)
         if lane is None:
             continue
         lanes.remove(lane)
@@ -78,11 +87,11 @@ def find(
     return found
 
 
-def _passes(lane: _Lane, job: Waiting, ask: Ask, shapes: Collection[Shape], times: float) -> bool:
+def _passes(lane: _Lane, job: Waiting, ask: Ask, times: float) -> bool:
     running = lane.running
-    if lane.shape not in shapes or ask.kind.refused(running.offer.platform):
+    if job.id == running.job.id or ask.kind.refused(running.offer.platform):
         return False
-    if job.id == running.job.id:
+    if unfit(ask.kind, lane.shape)[0]:
         return False
     took = _seconds(ask, running)
     room = math.inf if running.left_s is None else running.left_s

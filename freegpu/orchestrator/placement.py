@@ -48,12 +48,7 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     passed: list[Action] = []
     if snapshot.goal == "jct" and snapshot.running:
         rest = (
-            (
-                job,
-                ask,
-                fit.choices.keys(),
-                fit.paces is not None and endangered(job, ask, fit.paces, now),
-            )
+            (job, ask, fit.paces is not None and endangered(job, ask, fit.paces, now))
             for _, job, ask, fit in queue
             if job.id not in placed
         )

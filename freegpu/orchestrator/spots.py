@@ -42,6 +42,8 @@ Login = tuple[str, str]
 SAVE_S = 30.0
 #: sessions of a platform that we know nothing of are lost about twice a day: one loss in so long, seconds
 PRIOR_LOSS_S = 12 * 3600.0
+#: whoever loses more than one session in ten minutes is not told apart, per second
+MOST_LOST = 1 / 600
 #: checkpoints are not closer together than this, seconds
 CLOSEST_S = 360.0
 #: longer than any computation; keeps the arithmetic finite
@@ -276,11 +278,9 @@ class Spot:
 def _loss_rate(place: Place) -> float:
     """Losses per second of session: what was seen, and one loss in half a day that we would expect unseen."""
     exposure = _amount(place.exposure_s, math.inf)
-    return (
-        0.0
-        if exposure == math.inf
-        else (1 + _amount(place.losses, 0.0)) / (PRIOR_LOSS_S + exposure)
-    )
+    if exposure == math.inf:
+        return 0.0
+    return min(MOST_LOST, (1 + _amount(place.losses, 0.0)) / (PRIOR_LOSS_S + exposure))
 
 
 def unfit(kind: Kind, shape: Shape) -> tuple[str, int]:

@@ -60,14 +60,11 @@ def urgent(job: Waiting, ask: Ask, paces: Paces, now: datetime) -> bool:
 def turn(
     job: Waiting, ask: Ask, paces: Paces | None, homes: int, now: datetime, goal: Goal
 ) -> Turn:
-    """The rank of a job; None as paces: it fits nowhere, so it does not matter."""
+    """The rank of a job; None as paces: nothing on offer fits it, so its length on a T4 must do."""
     waited = max(0.0, seconds_until(now, job.created_at))
-    late = waited >= OVERDUE_S
-    if paces is None:
-        return (True, True, 0.0, 0.0, job.seq, job.id)
-    calm = not endangered(job, ask, paces, now)
-    hours = max(LEAST_H, ask.work_s * paces.best / 3600)
-    if late:
+    calm = paces is None or not endangered(job, ask, paces, now)
+    hours = max(LEAST_H, ask.work_s * (1.0 if paces is None else paces.best) / 3600)
+    if waited >= OVERDUE_S:
         # the longest waiting first, or the aged order would go on without end among these
         return (calm, False, -waited, 0.0, job.seq, job.id)
     if goal == "makespan":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,9 @@ from freegpu.orchestrator.model import (
     Balance,
     FigureSource,
     FreeSlot,
+    Move,
     Place,
+    Running,
     Score,
     Snapshot,
     StartSession,
@@ -594,6 +597,8 @@ def any_snapshot(rng: random.Random) -> Snapshot:
                 offers=tuple(any_offer(rng, name) for _ in range(rng.randrange(4))),
                 open_sessions=rng.randrange(3),
                 balances=rng.choice(((), (quota,))),
+                losses=rng.choice(NUMBERS),
+                exposure_s=rng.choice((math.inf, *NUMBERS)),
                 blocked_until=rng.choice((None, None, NOW + timedelta(hours=1))),
             )
         )
@@ -607,7 +612,25 @@ def any_snapshot(rng: random.Random) -> Snapshot:
             for at in range(rng.randrange(3))
         ]
     jobs = tuple(any_job(rng, index) for index in range(rng.randrange(9)))
-    return Snapshot(waiting=jobs, free_slots=tuple(free), places=tuple(places))
+    running = tuple(
+        Running(
+            job=any_job(rng, 100 + index),
+            session=f"r{index % 3}",
+            slot=index,
+            offer=any_offer(rng, f"p{rng.randrange(5)}"),
+            held_s=rng.choice(NUMBERS),
+            left_s=rng.choice((None, *NUMBERS)),
+        )
+        for index in range(rng.randrange(5))
+    )
+    return Snapshot(
+        waiting=jobs,
+        free_slots=tuple(free),
+        places=tuple(places),
+        running=running,
+        lately=tuple(any_needs(rng) for _ in range(rng.randrange(3))),
+        goal=rng.choice(("jct", "jct", "makespan")),
+    )
 
 
 @pytest.mark.parametrize("seed", range(400))
@@ -626,6 +649,9 @@ def test_any_snapshot_gives_a_decision_that_its_explanation_agrees_with(seed: in
             replace(p, offers=tuple(rng.sample(p.offers, len(p.offers))))
             for p in rng.sample(snapshot.places, len(snapshot.places))
         ),
+        running=tuple(rng.sample(snapshot.running, len(snapshot.running))),
+        lately=tuple(rng.sample(snapshot.lately, len(snapshot.lately))),
+        goal=snapshot.goal,
     )
     assert repr(decide(shuffled, NOW)) == repr(actions)
     check_limits(snapshot, actions)
@@ -636,7 +662,7 @@ def test_any_snapshot_gives_a_decision_that_its_explanation_agrees_with(seed: in
             f.offer.platform for f in snapshot.free_slots
         }
         assert sorted((s.feasible for s in scores), reverse=True) == [s.feasible for s in scores]
-        chosen = decide(alone, NOW)
+        chosen = [a for a in decide(alone, NOW) if not isinstance(a, Move)]
         best = next((s for s in scores if s.feasible), None)
         assert bool(chosen) is (best is not None)
         if best is not None:
@@ -648,7 +674,13 @@ def check_limits(snapshot: Snapshot, actions: list[Any]) -> None:
     """No job twice, no slot twice, no session too many, nothing attended or shut, no quota overdrawn."""
     placed = [x.job for a in actions if isinstance(a, StartSession) for x in a.assignments]
     placed += [a.assignment.job for a in actions if isinstance(a, Assign)]
+    moves = [a for a in actions if isinstance(a, Move)]
+    placed += [a.assignment.job for a in moves]
     assert len(placed) == len(set(placed))
+    passed = [(a.session, a.assignment.slot, a.victim) for a in moves]
+    assert len(passed) == len(set(passed))
+    assert set(passed) <= {(r.session, r.slot, r.job.id) for r in snapshot.running}
+    assert not moves or snapshot.goal == "jct"
     taken = [(a.session, a.assignment.slot) for a in actions if isinstance(a, Assign)]
     assert len(taken) == len(set(taken))
     assert set(taken) <= {(f.session, f.slot) for f in snapshot.free_slots}

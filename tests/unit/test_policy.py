@@ -1,0 +1,315 @@
+"""Who comes first, what is kept for whom, what losses cost, and which slots pass on: the rules behind placement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from freegpu.adapters.base import Capabilities, Offer, WindowKind
+from freegpu.jobs.model import Accelerator, Estimate, Needs
+from freegpu.orchestrator.model import Move, Place, Running, Snapshot, Waiting
+from freegpu.orchestrator.placement import decide, explain
+from tests.unit.test_placement import HOUR, NOW, balance, first, job, offer, place, slot, starts
+
+DAY = 24 * HOUR
+
+
+def hours(name: str, length: float, **fields: Any) -> Waiting:
+    return job(name, fields.pop("seq", 1), estimate=Estimate(seconds=length * HOUR), **fields)
+
+
+def metered(platform: str, card: str = "T4", *, most: int = 1, **quota: Any) -> Place:
+    """A platform with a weekly quota and sessions of twelve hours."""
+    return place(
+        offer(platform, card, pool="gpu", session_limit_s=12 * HOUR),
+        balances=(balance(platform, **quota),),
+        most=most,
+    )
+
+
+# --- who ----------------------------------------------------------------------------------------------------
+
+
+def test_the_shorter_job_comes_first_whoever_came_before() -> None:
+    """Each hour that a short job waits for a long one is an hour more on average."""
+    assert first(hours("long", 9, seq=1), hours("short", 1, seq=2)) == "short"
+
+
+def test_ten_steps_of_priority_weigh_as_much_as_half_the_length() -> None:
+    """Priority is a weight, not a wall: 10 doubles it."""
+    short = hours("short", 2, seq=1)
+    assert first(short, hours("long", 3.9, seq=2, priority=10)) == "long"
+    assert first(short, hours("long", 4.1, seq=2, priority=10)) == "short"
+
+
+def test_three_days_of_waiting_count_as_half_the_length() -> None:
+    """Whoever waits rises."""
+    fresh = hours("fresh", 2, seq=2)
+    old = NOW - timedelta(hours=72)
+    assert first(fresh, hours("old", 3.9, created_at=old)) == "old"
+    assert first(fresh, hours("old", 4.1, created_at=old)) == "fresh"
+
+
+def test_nobody_starves_behind_a_stream_of_short_jobs() -> None:
+    """One slot, a new short job at every hour: the long job gets it after two weeks at the latest."""
+    where = place(offer("one", session_limit_s=12 * HOUR))
+    start, long = NOW, hours("long", 90, created_at=NOW)
+    for hour in range(15 * 24):
+        now = start + timedelta(hours=hour)
+        stream = hours(f"s{hour}", 0.05, seq=2 + hour, created_at=now, priority=50)
+        ((chosen,),) = [
+            [a.assignments[0].job]  # type: ignore[union-attr]
+            for a in decide(Snapshot(waiting=(long, stream), places=(where,)), now)
+        ]
+        if chosen == "long":
+            assert timedelta(hours=hour) <= timedelta(days=14)
+            return
+    raise AssertionError("it never got the slot")
+
+
+def test_for_the_goal_makespan_whoever_has_the_fewest_homes_comes_first_then_the_longest() -> None:
+    """What can go anywhere fills the gaps."""
+    both = (place(offer("small", "T4")), place(offer("big", "A100")))
+    picky = hours("picky", 1, seq=3, needs=Needs(vram_gb=30))
+    jobs = (hours("short", 1, seq=1), hours("long", 9, seq=2), picky)
+    got = {a[0]: a[2] for a in starts(Snapshot(waiting=jobs, places=both, goal="makespan"))}
+    assert got == {"big": ("picky",), "small": ("long",)}
+
+
+# --- what is kept -------------------------------------------------------------------------------------------
+
+BIG = Needs(vram_gb=20)
+
+
+def chosen(*jobs: Waiting, places: tuple[Place, ...], lately: tuple[Needs, ...] = ()) -> list[str]:
+    found = starts(Snapshot(waiting=jobs, places=places, lately=lately))
+    return [platform for platform, _, _ in found]
+
+
+def test_the_only_home_of_some_jobs_keeps_an_even_share_for_them() -> None:
+    """Half the week is left, so half the quota is kept for what fits nowhere else; the rest is free to all."""
+    big = metered("big", "L4", limit_h=30, used_h=12, resets_h=84)
+    other = metered("other", "T4", limit_h=30, used_h=30, resets_h=84)
+    job_of = [hours("a", 2), hours("b", 8)]
+    # 18 h are left, 15 of them kept: an L4 needs less than 3 h for the first, and more for the second
+    assert chosen(job_of[0], places=(big, other), lately=(BIG,)) == ["big"]
+    assert chosen(job_of[1], places=(big, other), lately=(BIG,)) == []
+    why = explain(
+        job_of[1], Snapshot(waiting=(job_of[1],), places=(big, other), lately=(BIG,)), NOW
+    )
+    assert any(
+        "15 h of its quota are kept for jobs that fit nowhere else until it comes back in 3 d 12 h"
+        in score.why
+        for score in why
+    )
+
+
+def test_what_fits_nowhere_else_is_never_locked_out() -> None:
+    """A reserve is for such jobs, not against them."""
+    big = metered("big", "L4", limit_h=30, used_h=26, resets_h=84)
+    other = metered("other", "T4")
+    assert chosen(hours("a", 4, needs=BIG), places=(big, other)) == ["big"]
+
+
+def test_without_such_jobs_only_a_tenth_is_kept_for_short_ones() -> None:
+    """Nobody asked for the large card lately: nothing is kept for nobody."""
+    big = metered("big", "L4", limit_h=30, used_h=12, resets_h=84)
+    other = metered("other", "T4", limit_h=30, used_h=30, resets_h=84)
+    assert chosen(hours("a", 4), places=(big, other)) == ["big"]
+    nearly = metered("big", "L4", limit_h=30, used_h=26, resets_h=84)
+    # 4 h are left, 1.5 h of them kept for sessions of at most 3 h
+    assert chosen(hours("a", 8), places=(nearly, other)) == []
+    assert chosen(hours("a", 2), places=(nearly, other)) == ["big"]
+
+
+def test_a_wish_of_the_user_makes_no_platform_scarce() -> None:
+    """A job that is pinned to a platform could run elsewhere."""
+    a = metered("a", used_h=12, resets_h=84)
+    b = metered("b", used_h=30, resets_h=84)
+    pinned = Needs(platforms=("a",))
+    assert chosen(hours("x", 4), places=(a, b), lately=(pinned,)) == ["a"]
+
+
+def test_quota_that_would_expire_is_free_to_all() -> None:
+    """Eight hours to the reset and twelve left: one session at a time cannot burn them."""
+    big = metered("big", "L4", limit_h=30, used_h=18, resets_h=8)
+    other = metered("other", "T4", limit_h=30, used_h=30, resets_h=8)
+    assert chosen(hours("a", 6), places=(big, other), lately=(BIG,)) == ["big"]
+
+
+def test_credits_that_stay_are_for_urgent_jobs_and_those_with_no_other_home() -> None:
+    """They will still be there when somebody needs them."""
+    credits = metered("paid", "L4", kind=WindowKind.PREPAID, resets_h=None)
+    spent = metered("weekly", "T4", used_h=30)
+    calm, due = hours("a", 2), hours("b", 2, deadline=NOW + timedelta(hours=3))
+    assert chosen(calm, places=(credits, spent)) == []
+    assert chosen(due, places=(credits, spent)) == ["paid"]
+    assert chosen(hours("c", 2, needs=BIG), places=(credits, spent)) == ["paid"]
+    assert chosen(calm, places=(credits,)) == ["paid"], "it has no other home"
+    away = replace(spent, blocked_until=NOW + timedelta(hours=1))
+    assert chosen(calm, places=(credits, away)) == ["paid"], "that is no home now"
+
+
+def test_a_processor_is_no_other_home() -> None:
+    """Twenty times slower is not a place to send a job that may have a card."""
+    credits = metered("paid", "T4", kind=WindowKind.PREPAID, resets_h=None)
+    here = place(offer("local", "CPU"))
+    assert "paid" in chosen(hours("a", 2), places=(credits, here))
+
+
+def test_the_price_of_quota_breaks_what_time_leaves_nearly_open() -> None:
+    """A session that takes a week to earn back must be that much quicker."""
+    scarce = metered("scarce", "T4", limit_h=4, resets_h=167)
+    free = place(offer("own", "T4", start_delay_s=900.0))
+    assert chosen(hours("a", 1), places=(scarce, free)) == ["own"]
+
+
+def test_a_rest_of_quota_is_not_worth_a_start_unless_the_job_ends_in_it() -> None:
+    """A rolling quota comes back bit by bit; each bit would be mostly start."""
+    bit = metered("bit", kind=WindowKind.ROLLING, limit_h=30, used_h=29.5, resets_h=1)
+    assert chosen(hours("a", 5), places=(bit,)) == []
+    assert chosen(hours("a", 0.2), places=(bit,)) == ["bit"]
+    (score,) = explain(hours("a", 5), Snapshot(waiting=(hours("a", 5),), places=(bit,)), NOW)
+    assert "too little to be worth a start; more in 1 h" in score.why
+
+
+def test_a_free_slot_costs_the_time_for_which_it_keeps_the_session_open() -> None:
+    """Beside a slot that runs for ten hours anyway an hour is free; alone it is not."""
+    free = slot("s1", 1, 11 * HOUR, platform="metered", pool="gpu")
+    quota = place(platform="metered", balances=(balance("metered", limit_h=10, resets_h=100),))
+    other = place(offer("own", "T4", start_delay_s=600.0))
+    a = hours("a", 2)
+    beside = Running(
+        job=hours("b", 10),
+        session="s1",
+        slot=0,
+        offer=free.offer,
+        held_s=60.0,
+        left_s=11 * HOUR,
+    )
+    busy = Snapshot(waiting=(a,), free_slots=(free,), places=(quota, other), running=(beside,))
+    assert [getattr(action, "session", "") for action in decide(busy, NOW)] == ["s1"]
+    alone = replace(busy, running=())
+    assert chosen_of(alone) == ["own"]
+
+
+def chosen_of(snapshot: Snapshot) -> list[str]:
+    return [platform for platform, _, _ in starts(snapshot)]
+
+
+# --- losses -------------------------------------------------------------------------------------------------
+
+
+def test_a_platform_that_loses_sessions_finishes_later() -> None:
+    """Young and Daly: saves, work done twice and new starts take their share. By hand for one loss an hour."""
+    steady = place(offer("steady"))
+    shaky = place(offer("shaky"), losses=11.0, exposure_s=0.0)
+    every = math.sqrt(2 * 30 * HOUR)
+    useful = 1 / (1 + 30 / every + (1 / HOUR) * every / 2)
+    (score,) = explain(hours("a", 5), Snapshot(places=(shaky,)), NOW)
+    assert score.finish_s == pytest.approx(5 * HOUR / useful)
+    assert chosen(hours("a", 5), places=(shaky, steady)) == ["steady"]
+
+
+def test_losses_are_learned_and_the_prior_fades() -> None:
+    """A platform that never lost anything in a month is trusted more than one nobody knows."""
+    new = place(offer("new"), exposure_s=0.0)
+    known = place(offer("known"), exposure_s=30 * DAY)
+    assert chosen(hours("a", 50), places=(new, known)) == ["known"]
+
+
+# --- slots that pass on -------------------------------------------------------------------------------------
+
+
+def lane(length: float, **fields: Any) -> Running:
+    base: dict[str, Any] = {
+        "job": hours("long", length),
+        "session": "s1",
+        "slot": 1,
+        "offer": offer("kaggle", pool="gpu"),
+        "held_s": HOUR,
+        "left_s": 10 * HOUR,
+    }
+    return Running(**(base | fields))
+
+
+def moves(running: Running, *jobs: Waiting, goal: Any = "jct") -> list[Move]:
+    snapshot = Snapshot(waiting=jobs, running=(running,), goal=goal)
+    return [action for action in decide(snapshot, NOW) if isinstance(action, Move)]
+
+
+def test_a_slot_passes_to_a_job_three_times_shorter() -> None:
+    """It says whose slot, to whom, and with which figures."""
+    (move,) = moves(lane(6), hours("short", 2))
+    assert (move.session, move.assignment.slot, move.victim) == ("s1", 1, "long")
+    assert move.assignment.job == "short"
+    assert move.why == "short needs the slot for 2 h, long for 6 h more"
+    assert not moves(lane(5.9), hours("short", 2))
+
+
+def test_only_one_job_gets_it() -> None:
+    """The shortest."""
+    (move,) = moves(lane(9), hours("b", 2, seq=1), hours("c", 1, seq=2))
+    assert move.assignment.job == "c"
+
+
+def test_weight_counts_when_a_slot_passes() -> None:
+    """An important job keeps its slot longer, and gets one sooner."""
+    heavy = lane(6, job=hours("long", 6, priority=10))
+    assert not moves(heavy, hours("short", 2))
+    assert moves(lane(4), hours("short", 2, priority=10))
+
+
+def test_a_deadline_in_danger_needs_no_factor() -> None:
+    """Shorter is enough; a victim whose own deadline is alive is left alone."""
+    due = hours("due", 2, deadline=NOW + timedelta(hours=3))
+    # danger is judged on cards that are to be had, so the platform offers one that is full
+    full = place(offer("kaggle", available=0))
+    snapshot = Snapshot(waiting=(due,), running=(lane(3),), places=(full,))
+    assert [type(action) for action in decide(snapshot, NOW)] == [Move]
+    alive = lane(9, job=hours("long", 9, deadline=NOW + timedelta(hours=20)))
+    assert not moves(alive, hours("short", 1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"held_s": 1700.0}, "it has just begun"),
+        ({"left_s": 2 * HOUR}, "the newcomer would not end within the session"),
+        ({"offer": replace(offer("kaggle"), sealed=True)}, "no ticket reaches it"),
+        ({"offer": offer("kaggle", card="CPU")}, "the newcomer needs a card"),
+    ],
+)
+def test_a_slot_stays_with_its_job(fields: dict[str, Any], why: str) -> None:
+    """Each for its own reason."""
+    newcomer = hours("short", 2, needs=Needs(accelerators=(Accelerator(card="T4"),)))
+    assert moves(lane(50), newcomer), "it would pass on otherwise"
+    assert not moves(lane(50, **fields), newcomer), why
+
+
+def test_for_the_goal_makespan_no_slot_passes() -> None:
+    """The sum of the work stays the same, and the restart is lost."""
+    assert not moves(lane(50), hours("short", 1), goal="makespan")
+
+
+def test_a_job_that_finds_a_place_takes_no_slot_away() -> None:
+    """Only those that would have to wait."""
+    snapshot = Snapshot(
+        waiting=(hours("short", 1),), running=(lane(50),), places=(place(offer("own")),)
+    )
+    assert not [action for action in decide(snapshot, NOW) if isinstance(action, Move)]
+
+
+def test_a_platform_that_only_a_person_starts_is_no_home() -> None:
+    """Nobody knows whether the click comes: what is kept for whom does not depend on it."""
+    credits = metered("paid", "T4", kind=WindowKind.PREPAID, resets_h=None)
+    click = place(
+        Offer(platform="colab", account="me", card="T4"),
+        platform="colab",
+        capabilities=Capabilities(attended=True),
+    )
+    assert chosen(hours("a", 2), places=(credits, click)) == ["paid"]
