@@ -19,7 +19,7 @@ from freegpu.agent.wire import session_key
 from freegpu.config import Settings
 from freegpu.errors import AdapterError
 from freegpu.jobs.lifecycle import SessionState
-from freegpu.orchestrator import cells, learned, placement, quota, shared, standing
+from freegpu.orchestrator import cells, learned, placement, quota, reckoning, shared, standing
 from freegpu.orchestrator.act import Actor, Identity
 from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.lanes import Lanes
@@ -28,6 +28,7 @@ from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import (
     Action,
     Balance,
+    EntryKind,
     Figures,
     FreeSlot,
     Place,
@@ -318,6 +319,7 @@ class Reconciler:
     def _keep(self, name: str, adapter: Adapter, seen: _Seen) -> None:
         """Remember what a platform said: readings in the ledger, offers for the days when it does not answer."""
         for report in seen.quota:
+            self._correct(name, adapter, report)
             self.ledger.add_reading(
                 name,
                 adapter.account,
@@ -337,6 +339,27 @@ class Reconciler:
         ):
             line = {"as_of": self.now().isoformat(), "offers": told}
             self.ledger.set_meta(_offers_key(name), json.dumps(line))
+
+    def _correct(self, name: str, adapter: Adapter, report: QuotaReport) -> None:
+        window = adapter.windows.get(report.pool)
+        if window is None:
+            return
+        login = {"platform": name, "account": adapter.account, "pool": report.pool}
+        entries = self.ledger.entries(**login, since=report.as_of - _reach(window))
+        there = [
+            session
+            for session in self.ledger.sessions(open_only=True, platform=name)
+            if session.pool == report.pool
+        ]
+        found = reckoning.correction(window, entries, there, report)
+        if found is not None:
+            self.ledger.add_entry(
+                kind=EntryKind.ADJUST,
+                amount_s=found.amount_s,
+                note=found.note,
+                at=report.as_of,
+                **login,
+            )
 
     def _last_known(self, name: str) -> tuple[tuple[Offer, ...], datetime | None]:
         """The offers that a platform made when it last answered, and when that was."""

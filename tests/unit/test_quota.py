@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from freegpu.adapters.base import Offer, Window, WindowKind
+from freegpu.adapters.base import Offer, QuotaReport, Window, WindowKind
 from freegpu.jobs.lifecycle import SessionState
 from freegpu.orchestrator.model import Entry, EntryKind, FigureSource, Reading, Session
 from freegpu.orchestrator.quota import balance, charge_for, refill
+from freegpu.orchestrator.reckoning import correction
 
 HOUR = 3600.0
 #: a Wednesday
@@ -502,3 +503,100 @@ def test_a_refill_that_never_comes_does_not_come(seed: int) -> None:
             left = balance(window, entries, told, running, NOW + hours(hour)).left_s
             assert left is not None
             assert left < amount
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_order_in_which_lines_arrive_is_irrelevant(seed: int) -> None:
+    """Two processes, a restored copy, a late answer: the same lines give the same balance."""
+    rng = random.Random(seed)
+    entries, told, running = random_ledger(rng)
+    mixed, others = rng.sample(entries, len(entries)), rng.sample(running, len(running))
+    for window in ALL:
+        assert balance(window, mixed, told, others, NOW) == balance(
+            window, entries, told, running, NOW
+        )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_sums_are_exact(seed: int) -> None:
+    """Of a quota that never comes back, use is the sum of charges and adjustments, to the second."""
+    rng = random.Random(seed)
+    entries, _, _ = random_ledger(rng)
+    found = balance(PREPAID, entries, None, [], NOW)
+    used = sum(e.amount_s for e in entries if e.kind in (EntryKind.CHARGE, EntryKind.ADJUST))
+    assert found.used_s == pytest.approx(used, abs=1e-6)
+    assert found.reserved_s == pytest.approx(
+        sum(e.amount_s for e in entries if e.kind is EntryKind.RESERVE)
+        - sum(e.amount_s for e in entries if e.kind is EntryKind.RELEASE),
+        abs=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(2026, 3, 29, 1, tzinfo=UTC),  # clocks go forward in Europe
+        datetime(2026, 10, 25, 1, tzinfo=UTC),  # and back
+        datetime(2026, 11, 1, 6, tzinfo=UTC),  # and back in New York
+        datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC),
+        datetime(2028, 2, 29, tzinfo=UTC),
+    ],
+)
+def test_weeks_and_months_are_as_long_as_they_are_in_utc(moment: datetime) -> None:
+    """No window changes its length with the season, none is skipped at the end of a year."""
+    weekly = balance(WEEKLY, [], None, [], moment).resets_at
+    assert weekly is not None
+    after = balance(WEEKLY, [], None, [], weekly).resets_at
+    assert after == weekly + timedelta(days=7)
+    assert moment < weekly <= moment + timedelta(days=7)
+    monthly = balance(MONTHLY, [], None, [], moment).resets_at
+    assert monthly is not None
+    assert (monthly.hour, monthly.minute, monthly.second) == (0, 0, 0)
+    assert moment < monthly <= moment + timedelta(days=31)
+    used = [charge(moment, 3)]
+    just_before = balance(WEEKLY, used, None, [], weekly - timedelta(seconds=1))
+    assert just_before.used_s == 3 * HOUR
+    assert balance(WEEKLY, used, None, [], weekly).used_s == 0
+
+
+# --- a platform that counts differently ---------------------------------------------------------------------
+
+
+def report(used_h: float, at: datetime = NOW) -> QuotaReport:
+    return QuotaReport(
+        pool="gpu", used_s=used_h * HOUR, limit_s=30 * HOUR, resets_at=None, as_of=at
+    )
+
+
+def test_a_reading_that_disagrees_is_entered_with_both_figures() -> None:
+    """Then the ledger agrees, and the same reading again enters nothing."""
+    used = [charge(NOW - hours(5), 2)]
+    found = correction(WEEKLY, used, [], report(5.5))
+    assert found is not None
+    assert found.amount_s == pytest.approx(3.5 * HOUR)
+    assert found.note == "the platform says 5 h 30 min used, the ledger had 2 h"
+    used.append(entry(EntryKind.ADJUST, NOW, found.amount_s / HOUR))
+    later = NOW + hours(1)
+    assert correction(WEEKLY, used, [], report(5.5, later)) is None
+
+
+def test_less_than_we_thought_is_a_disagreement_too() -> None:
+    """Quota comes back to the user."""
+    found = correction(WEEKLY, [charge(NOW - hours(5), 9)], [], report(2))
+    assert found is not None
+    assert found.amount_s == pytest.approx(-7 * HOUR)
+
+
+def test_what_sessions_hold_is_no_disagreement_whichever_way_a_platform_counts_it() -> None:
+    """Kaggle counts what a running session may still take as used, others only what it took."""
+    held = [entry(EntryKind.RESERVE, NOW, 9, "s")]
+    there = [open_session("s", NOW, 9, 1.0)]
+    for said in (0.0, 4.0, 9.0):
+        assert correction(WEEKLY, held, there, report(said)) is None
+    assert correction(WEEKLY, held, there, report(10)) is not None
+
+
+def test_rounding_and_credits_are_no_disagreement() -> None:
+    """Minutes are rounded; of credits platforms tell what is left, not what was used."""
+    assert correction(WEEKLY, [charge(NOW - hours(5), 2)], [], report(2.05)) is None
+    assert correction(PREPAID, [charge(NOW - hours(5), 2)], [], report(0)) is None

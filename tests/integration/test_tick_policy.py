@@ -1,0 +1,108 @@
+"""Ticks and the policy: a slot that passes on, a reading that disagrees, what is remembered of losses and of demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from freegpu.adapters.base import QuotaReport
+from freegpu.agent import wire
+from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState
+from freegpu.jobs.model import Estimate, Needs
+from freegpu.orchestrator import standing
+from freegpu.orchestrator.model import EntryKind
+from tests.integration.test_tick import Platform, World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.ledger.close()
+
+
+def test_a_slot_passes_to_a_much_shorter_job_and_nothing_of_the_long_one_is_lost(
+    world: World,
+) -> None:
+    """Asked to save and stop, it counts as preempted and waits again; the short one gets the slot."""
+    world.platform.capabilities = replace(world.platform.capabilities, max_concurrent=1)
+    long = world.submit("long", estimate=Estimate(seconds=40 * 3600.0))
+    attempt = world.up(long)
+    short = world.submit("short", estimate=Estimate(seconds=300.0))
+    world.beat(attempt.session)
+    world.tick(600.0)
+    assert world.attempt(long).state is AttemptState.RUNNING, "it has just begun"
+    for _ in range(3):
+        world.beat(attempt.session, left_s=1600.0)
+        report = world.tick(500.0)
+    stopping = world.attempt(long)
+    assert (stopping.state, stopping.stop_reason) == (AttemptState.STOPPING, EndReason.PREEMPTED)
+    assert any("short needs the slot for 5 min" in action for action in report.actions)
+    world.says(attempt, wire.ENDED, reason="preempted", exit_code=None, seconds=9.0, outputs=None)
+    world.beat(attempt.session, "idle", left_s=1500.0)
+    world.tick(5.0)
+    assert world.job(long).state is JobState.PENDING
+    taken = world.attempt(short)
+    assert (taken.session, taken.slot) == (attempt.session, 0)
+
+
+class Counting(Platform):
+    """Its own meter says five hours."""
+
+    world: World
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capabilities = replace(self.capabilities, reports_quota=True)
+
+    def quota(self) -> Sequence[QuotaReport] | None:
+        now = self.world.reconciler.now()
+        return [
+            QuotaReport(
+                pool="gpu",
+                used_s=5 * 3600.0,
+                limit_s=36000.0,
+                resets_at=now + timedelta(days=3),
+                as_of=now,
+            )
+        ]
+
+
+def test_a_reading_that_disagrees_is_entered_once_with_both_figures(world: World) -> None:
+    """Whoever looks into the ledger sees what the platform said and what we had."""
+    counting = Counting()
+    counting.world = world
+    world.adapters["pretend"] = counting
+    for _ in range(3):
+        world.submit("waits", needs=Needs(vram_gb=500))
+        world.tick(120.0)
+    entries = world.ledger.entries(platform="pretend", account="me", pool="gpu")
+    assert [(e.amount_s, e.note) for e in entries if e.kind is EntryKind.ADJUST] == [
+        (5 * 3600.0, "the platform says 5 h used, the ledger had 0 s")
+    ]
+
+
+def test_what_was_lost_and_what_was_asked_for_is_remembered(world: World) -> None:
+    """One session lost after an hour, one that ended well; and what jobs needed, each once, for four weeks."""
+    lost = world.up(world.submit("a", needs=Needs(vram_gb=12)))
+    world.clock.now += 3600
+    world.reconciler._observer().finish(
+        world.session(lost), EndReason.LOST, "killed", charged_s=3600.0
+    )
+    well = world.up(world.submit("b", needs=Needs(vram_gb=12)))
+    world.clock.now += 1800
+    world.reconciler._observer().finish(
+        world.session(well), EndReason.SESSION_EXPIRED, "its time was over", charged_s=1800.0
+    )
+    now = world.reconciler.now()
+    count, lived = standing.losses(world.ledger, "pretend", "me", now)
+    assert count == 1
+    assert lived == pytest.approx(5400, abs=10)
+    assert Needs(vram_gb=12) in standing.asked_lately(world.ledger, now)
+    month_later = now + timedelta(days=29)
+    assert standing.losses(world.ledger, "pretend", "me", month_later) == (0, 0)
+    assert standing.asked_lately(world.ledger, month_later) == ()
