@@ -1,5 +1,5 @@
-"""Simple policies over the same snapshot. Each has the product's hard filters, fills both slots of a session, and never
-starts one that could not do a minute's work."""
+"""Simple policies over the same snapshot. Each has the product's hard filters, fills both slots of a session, and starts
+none that lasts less than an hour unless the job needs less: a quota that trickles back would be spent on starts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from freegpu.orchestrator.model import (
 )
 from freegpu.orchestrator.placement import decide
 from freegpu.orchestrator.spots import Ask, Kind, Shape, blocked, unfit
+
+#: a new session lasts so long, or as long as its job needs, seconds
+LEAST_S = 3600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -96,8 +99,7 @@ class _Board:
             found += [
                 Seat(offer, self.index[place.platform], False)
                 for offer in place.offers
-                if self._room(place, offer) >= offer.start_delay_s + ask.kind.least_s
-                and _fits(ask.kind, offer)
+                if _fits(ask.kind, offer) and self._room(place, offer) >= _least(offer, ask)
             ]
         return found
 
@@ -141,6 +143,12 @@ def _fits(kind: Kind, offer: Offer) -> bool:
     if found is None:
         found = _known[kind, shape] = not unfit(kind, shape)[0] and not kind.refused(offer.platform)
     return found
+
+
+def _least(offer: Offer, ask: Ask) -> float:
+    speed = cards.speed(offer.card, ask.kind.needs.workload)
+    run = ask.work_s / speed + ask.kind.grace_s
+    return offer.start_delay_s + max(ask.kind.least_s, min(LEAST_S, run))
 
 
 _known: dict[tuple[Kind, Shape], bool] = {}
