@@ -30,7 +30,7 @@ ARRIVALS_S = 10 * DAY
 #: believed losses come from so many hours that were seen before
 SEEN_H = 72.0
 #: GB of a card: (share of the jobs, least, most)
-MEMORY = ((0.36, 5, 6), (0.10, 7, 8), (0.43, 9, 15), (0.07, 17, 24), (0.04, 25, 39))
+MEMORY = ((0.36, 5, 6), (0.10, 7, 8), (0.47, 9, 15), (0.05, 17, 24), (0.02, 25, 39))
 #: share of the jobs that also run on a TPU
 XLA = 0.15
 
@@ -46,8 +46,8 @@ def world(
     """A queue of this load. `estimates_off` 4: lengths are wrong by up to 4 times either way; `losses` 2: twice as many
     sessions are lost as believed."""
     luck = random.Random(f"placement:{seed}")
-    # the weeks and the month are met at any phase
-    begin = datetime(2026, 11, 2, tzinfo=UTC) + timedelta(hours=luck.randrange(28 * 24))
+    # the week is met at any phase; the month ends while jobs still arrive, or some days later
+    begin = datetime(2026, 11, 14, tzinfo=UTC) + timedelta(hours=luck.randrange(10 * 24))
     given = _platforms(begin, losses)
     names = sorted({offer.card for platform in given for offer in platform.offers})
     pace = {
@@ -70,7 +70,7 @@ def _job(
     estimates_off: float,
 ) -> Job:
     kind = luck.choice(cards.WORKLOADS[1:])
-    hours = min(50.0, max(0.2, math.exp(luck.gauss(math.log(3.2), 1.25))))
+    hours = min(50.0, max(0.2, math.exp(luck.gauss(math.log(4.0), 1.25))))
     error = math.exp(0.5 * luck.gauss(0, 1))
     wild = luck.uniform(-1, 1)
     if estimates_off:
@@ -90,7 +90,7 @@ def _job(
         wanted = tuple(Accelerator(card=card) for card in known)
     deadline = None
     if luck.random() < 0.3:
-        room = hours * luck.uniform(1.5, 4.0) + luck.uniform(6, 48)
+        room = hours * luck.uniform(1.5, 3.0) + luck.uniform(4, 36)
         deadline = arrives + timedelta(hours=room)
     return Job(
         id=f"j{index:03}",
@@ -144,7 +144,7 @@ def _platforms(begin: datetime, losses: float) -> tuple[Platform, ...]:
         "lightning",
         tuple(
             _offer("lightning", card, 150.0, 4 * HOUR, pool="credits", rate=rate)
-            for card, rate in (("T4", 0.55), ("L4", 0.7), ("L40S", 2.0))
+            for card, rate in (("T4", 0.55), ("L4", 0.6), ("L40S", 1.6))
         ),
         (Window(kind=WindowKind.MONTHLY, limit_s=22 * HOUR),),
         loss_per_h=0.01,

@@ -236,6 +236,7 @@ class _Engine:
                 return False
             if what is _What.LIVE:
                 self._live(about)
+                return None in about.seats
             elif what is _What.FREED:
                 return self._freed(about, version)
             elif what is _What.IDLE:
@@ -457,10 +458,20 @@ class _Engine:
                     end=end,
                     limit_s=limit,
                     used_s=used,
-                    wanted=bool(self.waiting),
+                    wanted=self._wanted(purse),
                 )
             )
         self._await_reset(purse)
+
+    def _wanted(self, purse: Purse) -> bool:
+        """Whether a job waits that could use this pool."""
+        given = self.platforms[purse.platform].given
+        shapes = {_shape(offer) for offer in given.offers if offer.pool == purse.pool.name}
+        return any(
+            self._fit(job.kind, shape) and not job.kind.refused(given.name)
+            for job in self.waiting.values()
+            for shape in shapes
+        )
 
     # --- decisions --------------------------------------------------------------------------------------
 
@@ -500,18 +511,11 @@ class _Engine:
             self._at(self.now + given.refusal_s, _What.OPEN, platform)
             return False
         name = f"{given.name}-{platform.asked}"
-        shape = (
-            offer.card if offer.count >= 1 else "",
-            offer.vram_gb,
-            offer.memory_gb,
-            offer.cpus,
-            offer.disk_gb,
-        )
         session = _Session(
             id=name,
             at=platform,
             offer=offer,
-            shape=shape,
+            shape=_shape(offer),
             asked=self.now,
             seats=[None] * offer.count,
             granted=self.now + queue,
@@ -677,3 +681,8 @@ class _Engine:
             moves=self.moves,
             decisions=self.decisions,
         )
+
+
+def _shape(offer: Offer) -> Shape:
+    card = offer.card if offer.count >= 1 else ""
+    return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb)
