@@ -51,6 +51,8 @@ Policy = Callable[[Snapshot, datetime], Sequence[Action]]
 LEARNED_S = 60.0
 #: demand of so long ago is still shown to the policy
 LATELY_S = 28 * 86400.0
+#: a platform whose quota is spent is left alone for so long, or until its reset, as by the product
+SPENT_S = 3600.0
 #: a policy is asked again at once after a refusal, so many times at most
 AGAIN = 12
 
@@ -500,15 +502,18 @@ class _Engine:
             return True
         if platform.blocked_until is not None and platform.blocked_until > self._moment(self.now):
             return True
+        purse = platform.purses.get(offer.pool)
+        if purse is not None and purse.empty(self._moment(self.now)):
+            resets = purse.resets_at(self._moment(self.now))
+            self._refuse(platform, SPENT_S if resets is None else self._seconds(resets) - self.now)
+            return False
         platform.asked += 1
         luck = random.Random(f"{self.seed}:{given.name}:{platform.asked}")  # noqa: S311 - luck, no secret
         granted = luck.random() < given.grant
         queue = luck.expovariate(1 / given.queue_s) if given.queue_s > 0 else 0.0
         life = luck.expovariate(given.loss_per_h / 3600) if given.loss_per_h > 0 else math.inf
         if not granted:
-            self.refusals += 1
-            platform.blocked_until = self._moment(self.now + given.refusal_s)
-            self._at(self.now + given.refusal_s, _What.OPEN, platform)
+            self._refuse(platform, given.refusal_s)
             return False
         name = f"{given.name}-{platform.asked}"
         session = _Session(
@@ -526,7 +531,6 @@ class _Engine:
         self.sessions[name] = platform.sessions[name] = session
         for slot, job in jobs:
             self._seat(session, slot, job)
-        purse = platform.purses.get(offer.pool)
         if purse is not None:
             purse.reserve(name, offer, action.reserve_s, self._moment(self.now))
             purse.granted(name, self._moment(session.granted))
@@ -538,6 +542,11 @@ class _Engine:
         if session.granted + life < min(session.ends, self.world.horizon_s):
             self._at(session.granted + life, _What.LOSS, session)
         return True
+
+    def _refuse(self, platform: _Platform, pause_s: float) -> None:
+        self.refusals += 1
+        platform.blocked_until = self._moment(self.now + pause_s)
+        self._at(self.now + pause_s, _What.OPEN, platform)
 
     def _assign(self, action: Assign) -> None:
         session = self.sessions.get(action.session)

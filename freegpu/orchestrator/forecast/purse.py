@@ -114,6 +114,13 @@ class Purse:
         limit = math.inf if found.limit_s is None else found.limit_s
         return found.used_s, limit
 
+    def empty(self, now: datetime) -> bool:
+        """Whether the platform would refuse a session."""
+        if not self.counted:
+            return False
+        used, limit = self.spent(now)
+        return limit - used <= HAIR_S
+
     def ends_in(self, now: datetime) -> float | None:
         """Seconds until it may be spent at the present pace, 0 if it is; None: nothing uses it, or it cannot be."""
         burn = sum(self.open[session].rate for session in self.running)
