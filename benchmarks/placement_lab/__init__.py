@@ -1,0 +1,1 @@
+"""What benchmarks/placement.py compares: a scenario of free platforms, simple policies, and lower bounds."""
