@@ -82,6 +82,7 @@ class Observer:
                 except (StoreError, AdapterError) as error:
                     # not our agent's silence: we cannot hear, so nobody is judged
                     problems.append(str(error))
+        problems += tidying.settle(self.adapters, self.lanes)
         problems += tidying.sweep(self.ledger, self.adapters, self.lanes, self.now())
         return list(dict.fromkeys(problems))
 

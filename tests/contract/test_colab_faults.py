@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +26,11 @@ from freegpu.errors import (
 from freegpu.testing.colab_server import ColabServer
 from freegpu.testing.suites import Stage
 from freegpu.testing.suites.stage import until
-from tests.servers.colab_cli import colab_program
+from tests.contract.colab import ACCEPTED, colab_fixture, posts, stage_fixture
+
+__all__ = ["colab_fixture", "stage_fixture"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-ACCEPTED = {"accepted": "free-unattended-use"}
-
-
-@pytest.fixture
-def colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ColabServer]:
-    """A loopback Colab; whoever asks for another host has failed the test."""
-    with ColabServer(tmp_path / "colab") as server:
-        for name, value in server.env.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.refused == []
-
-
-@pytest.fixture
-def stage(colab: ColabServer, tmp_path: Path) -> Iterator[Stage]:
-    """The adapter with a home and a store."""
-    options = {**ACCEPTED, "cli": colab_program(), "token": str(colab.folder / "token.json")}
-
-    def make(home: Path) -> ColabAdapter:
-        return ColabAdapter.from_options("colab-cli", options, home=home, clock=SystemClock())
-
-    stage = Stage(tmp_path / "stage", make, patience_s=60)
-    yield stage
-    colab.set_faults(unknown_word=None, lies_running=None, fail=None, expired_token=None)
-    stage.close()
-
-
-def posts(colab: ColabServer) -> int:
-    return sum(heard.operation == "assign" for heard in colab.requests)
 
 
 def refused(stage: Stage) -> AdapterError:
@@ -170,7 +142,7 @@ def test_a_start_that_was_killed_half_way_leaves_no_runtime(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage.adapter, "_run", killed)
+    monkeypatch.setattr(stage.adapter._starts, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         stage.adapter.start(request)
     assert len(colab.endpoints()) == 1
@@ -247,5 +219,5 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_asked(tmp_path: Path
     with pytest.raises(ConfigError, match="rtx"):
         make(**ACCEPTED, gpus=["rtx"])
     with pytest.raises(MissingSDKError):
-        make(**ACCEPTED, cli=str(tmp_path / "nothing")).program()
+        make(**ACCEPTED, cli=str(tmp_path / "nothing"))._program.path()
     assert make(**ACCEPTED).observe([SessionRef("x")])[SessionRef("x")].state is PlatformState.GONE
