@@ -143,7 +143,8 @@ def test_a_start_that_was_killed_half_way_leaves_no_runtime(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage.adapter._starts, "run", killed)
+    adapter: Any = stage.adapter
+    monkeypatch.setattr(adapter._starts, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         stage.adapter.start(request)
     assert len(colab.endpoints()) == 1
