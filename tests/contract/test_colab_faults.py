@@ -356,3 +356,17 @@ def test_a_runtime_that_freegpu_did_not_start_is_never_touched(
     adapter.settle()
     adapter.tidy(ref)
     assert colab.endpoints() == [theirs]
+
+
+def test_a_sign_in_that_ends_while_a_runtime_is_asked_for_leaves_nothing(
+    colab: ColabServer, stage: Stage
+) -> None:
+    """A 401 to the assignment is a sign-in, not a refusal: nothing is in doubt, and nothing runs."""
+    request = stage.adapter.render(stage.launch("s-expired"))
+    colab.set_faults(expired_token={"value": True, "only": ["assign"]})
+    with pytest.raises(AuthError):
+        stage.adapter.start(request)
+    colab.set_faults(expired_token=None)
+    adapter: Any = stage.adapter
+    assert not adapter.unsettled()
+    assert colab.endpoints() == []
