@@ -62,7 +62,7 @@ def test_a_second_job_under_a_suffixed_name_is_swept_up(
     ref = stage.start("s-1")
     other = stage.start("s-1-2")
     body = json.loads(next(h.body for h in server.requests if h.operation == "create_job"))
-    stage.adapter._call("POST", "/v1/projects/prj-1/jobs", body=body)  # type: ignore[attr-defined]
+    stage.adapter.calls.ask("POST", "/v1/projects/prj-1/jobs", body=body)  # type: ignore[attr-defined]
     twin = next(job for job in server.jobs.values() if job["name"] == "freegpu-s-1-3")
     assert stage.adapter.find("s-1") == ref
     until(lambda: not server.machines.alive(twin["id"]))
@@ -214,9 +214,9 @@ def test_a_session_that_ran_out_of_funds_says_so(
     request = stage.adapter.render(stage.launch("s-1"))
     adapter = stage.adapter
     assert isinstance(adapter, LightningAdapter)
-    machine = adapter._affordable("T4", 1)
+    admitted = adapter._admit("s-1", "T4", 1, 3600)
     # between the look and the start others used the balance up but for two seconds
-    monkeypatch.setattr(adapter, "_affordable", lambda *_: machine)
+    monkeypatch.setattr(adapter, "_admit", lambda *_: admitted)
     server.credits = 2 * 0.55 / 3600
     ref = stage.start_request(request)
     until(lambda: stage.state(ref) is PlatformState.ENDED)

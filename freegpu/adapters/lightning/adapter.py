@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +30,7 @@ from freegpu.adapters.base import (
 )
 from freegpu.adapters.hosts import held
 from freegpu.adapters.lightning import findings, words
-from freegpu.adapters.lightning.calls import Calls
+from freegpu.adapters.lightning.calls import Calls, MissingError
 from freegpu.adapters.lightning.meter import Meter, Run
 from freegpu.adapters.lightning.money import Money, Purse
 from freegpu.clock import Clock, utc
@@ -153,29 +153,13 @@ class LightningAdapter:
     def _offered(self) -> list[words.Machine]:
         """The cheapest machine of each shape that is allowed, on demand: spot may cost more and goes without notice."""
         found: dict[tuple[str, int], words.Machine] = {}
-        for machine in self._catalogue():
+        for machine in self.calls.machines():
             shape = (machine.card, machine.count)
             if shape in self.machines and (
                 shape not in found or machine.price < found[shape].price
             ):
                 found[shape] = machine
         return [found[shape] for shape in self.machines if shape in found]
-
-    def _catalogue(self) -> Iterator[words.Machine]:
-        calls = self.calls
-        for cluster in calls.rows(calls.in_project("GET", "/clusters"), "clusters"):
-            spec = cluster.get("spec") or {}
-            provider = str(spec.get("driver") or "")
-            if not provider or spec.get("clusterType") not in (None, "CLUSTER_TYPE_GLOBAL"):
-                continue
-            params = {"projectId": calls.project(), "cloudProvider": provider}
-            told = calls.ask("GET", "/v1/core/accelerators", params=params)
-            for row in calls.rows(told, "accelerator"):
-                # asked for a provider that it does not know, the platform answers with another one's machines
-                if row.get("provider") in (None, provider):
-                    machine = words.machine(row, str(cluster.get("id", "")))
-                    if machine is not None:
-                        yield machine
 
     def quota(self) -> Sequence[QuotaReport] | None:
         """The platform's figure as the limit, and as used what our own meter counted since it was last seen to move.
@@ -423,10 +407,10 @@ class LightningAdapter:
         """The whole log is fetched and cut here: the platform's own filters find nothing once a job has ended."""
         start = int(cursor) if cursor and cursor.isdigit() else 0
         match = words.REF.fullmatch(ref)
-        # a job that is not there has no log; a missing page is told apart from a missing job by asking for it first
-        if match is None or self.calls.job(match[1]) is None:
-            return LogPage(text="", cursor=str(start))
-        lines = self.calls.logs(match[1])
+        try:
+            lines = self.calls.logs(match[1]) if match else []
+        except MissingError:
+            lines = []
         return LogPage(
             text="".join(f"{line}\n" for line in lines[start:]), cursor=str(max(start, len(lines)))
         )

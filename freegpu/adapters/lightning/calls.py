@@ -87,6 +87,22 @@ class Calls:
         """A request below the teamspace's address."""
         return self.ask(method, f"/v1/projects/{self.project()}{path}", **rest)
 
+    def machines(self) -> Iterator[words.Machine]:
+        """What the platform's own clouds have, on demand: spot may cost more and goes without notice."""
+        for cluster in self.rows(self.in_project("GET", "/clusters"), "clusters"):
+            spec = cluster.get("spec") or {}
+            provider = str(spec.get("driver") or "")
+            if not provider or spec.get("clusterType") not in (None, "CLUSTER_TYPE_GLOBAL"):
+                continue
+            params = {"projectId": self.project(), "cloudProvider": provider}
+            told = self.ask("GET", "/v1/core/accelerators", params=params)
+            for row in self.rows(told, "accelerator"):
+                # asked for a provider that it does not know, the platform answers with another one's machines
+                if row.get("provider") in (None, provider):
+                    machine = words.machine(row, str(cluster.get("id", "")))
+                    if machine is not None:
+                        yield machine
+
     def job(self, job: str) -> dict[str, Any] | None:
         """None: there is none."""
         try:
