@@ -26,6 +26,7 @@ from freegpu.errors import (
     UnreachableError,
 )
 from freegpu.testing.lightning_server import LightningServer
+from freegpu.testing.platform_server import FAULTS, Reply
 from freegpu.testing.suites import Stage
 from freegpu.testing.suites.stage import until
 from tests.contract.lightning import made, server, stage
@@ -33,6 +34,8 @@ from tests.contract.lightning import made, server, stage
 __all__ = ["server", "stage"]
 
 CANARY = "canary-of-the-store"
+#: faults under which offers still come, so that a start can be asked for again
+_HARMLESS = set(FAULTS) - {"fail", "hang_s", "expired_token"}
 
 
 def sent(server: LightningServer, operation: str) -> int:
@@ -178,7 +181,8 @@ def test_the_largest_balance_counts_and_each_source_is_shown(
     findings = {f.name: f for f in stage.adapter.diagnose("s3://b")}  # type: ignore[attr-defined]
     assert "5.00 credits by the project balance" in findings["balance"].detail
     assert "user 0.00" in findings["balance"].detail
-    assert all(finding.ok for finding in findings.values())
+    assert "membership 0.00 (unchanged for " in findings["balance"].detail
+    assert not [finding for finding in findings.values() if finding.ok is False]
 
 
 def test_nothing_starts_that_the_balance_cannot_carry_to_a_checkpoint(
@@ -339,3 +343,142 @@ def test_the_wrong_card_is_seen_by_the_machine_alone(stage: Stage, server: Light
     assert stage.adapter.observe([ref])[ref].card == ""
     (job,) = server.jobs
     assert "P100" in (server.machines.place(job) / "nvidia-cards").read_text()
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_no_fault_ends_in_anything_but_an_adapter_error(
+    stage: Stage, server: LightningServer, fault: str
+) -> None:
+    """Every switch that a loopback platform has, at every call; afterwards one session, in good health."""
+    ref = stage.start("s-1")
+    values: dict[str, Any] = {"fail": 500, "hang_s": 2.2, "throttle_s": 3, "skew_s": 900}
+    server.set_faults(**{fault: values.get(fault, True)})
+    request = stage.adapter.render(stage.launch("s-1")) if fault in _HARMLESS else None
+    calls = [
+        stage.adapter.offers,
+        stage.adapter.quota,
+        lambda: stage.adapter.find("s-1"),
+        lambda: stage.adapter.observe([ref]),
+        lambda: stage.adapter.logs(ref),
+        *([lambda: stage.adapter.start(request)] if request else []),
+    ]
+    if fault == "hang_s":
+        calls = calls[:2]  # each costs a time limit
+    failed = 0
+    for call in calls:
+        try:
+            call()
+        except AdapterError as error:
+            failed += 1
+            assert server.key not in f"{error.message}{error.hint}"
+    assert bool(failed) == (fault in ("fail", "hang_s", "expired_token"))
+    server.set_faults(**{fault: None})
+    assert stage.state(ref) is PlatformState.RUNNING
+    assert stage.adapter.find("s-1") == ref
+    assert len(server.jobs) == 1
+
+
+def test_what_an_unanswered_start_left_is_found_by_the_key_alone(
+    stage: Stage, server: LightningServer
+) -> None:
+    """Nobody retried it, the ledger has no handle, this home knows nothing: the Studio with the credentials goes."""
+    stage.adapter.entrust(lambda: {"AWS_SECRET_ACCESS_KEY": CANARY})  # type: ignore[attr-defined]
+    request = stage.adapter.render(stage.launch("s-1"))
+    server.set_faults(fail={"value": 503, "only": ["create_job"]})
+    with pytest.raises(UnreachableError):
+        stage.adapter.start(request)
+    server.set_faults(fail=None)
+    (files,) = server.files.values()
+    assert CANARY.encode() in files["freegpu/s-1/access.json"]
+    assert stage.adapter.find("s-1") is None
+    stranger = stage.make(stage.folder / "another home")
+    stranger.tidy(SessionRef("s-1"))  # type: ignore[attr-defined]
+    stranger.close()
+    assert not server.studios
+    assert not server.files
+    stage.adapter.tidy(SessionRef("s-1"))  # type: ignore[attr-defined]
+
+
+def test_a_job_that_lists_showed_too_late_is_tidied_by_the_key(
+    stage: Stage, server: LightningServer
+) -> None:
+    """The answer was cut, the list lagged, find() said no: what burns credits all the same is ended and removed."""
+    request = stage.adapter.render(stage.launch("s-1"))
+    server.set_faults(accept_then_cut={"value": True, "times": 1})
+    with pytest.raises(UnreachableError):
+        stage.adapter.start(request)
+    (job,) = server.jobs
+    server.unlisted.add(job)
+    assert stage.adapter.find("s-1") is None
+    server.unlisted.clear()
+    stage.adapter.tidy(SessionRef("s-1"))  # type: ignore[attr-defined]
+    assert not server.jobs
+    assert not server.studios
+    until(lambda: not server.machines.alive(job))
+
+
+def test_every_tidying_sweeps_studios_that_no_start_will_use(
+    stage: Stage, server: LightningServer
+) -> None:
+    """Of ours, older than an hour, with no job from them. The user's, a young one, and one in use stay."""
+    used = stage.start("s-used")
+    over = stage.start("s-over")
+    in_use = used.partition(".")[2]
+    old = "2026-01-01T00:00:00Z"
+    server.studios[in_use]["createdAt"] = old
+    for id_, name, created in (
+        ("cs-left", "freegpu-s-left", old),
+        ("cs-odd", "freegpu-s-odd", "yesterday"),
+        ("cs-thesis", "thesis", old),
+        ("cs-young", "freegpu-s-young", server._moment()),
+    ):
+        server.studios[id_] = {"id": id_, "name": name, "createdAt": created}
+        server.files[id_] = {}
+    stage.adapter.stop(over)
+    until(lambda: stage.state(over) is PlatformState.ENDED)
+    stage.adapter.tidy(over)  # type: ignore[attr-defined]
+    assert set(server.studios) == {in_use, "cs-odd", "cs-thesis", "cs-young"}
+    assert stage.state(used) is PlatformState.RUNNING
+
+
+def test_a_studio_that_stays_is_told_and_tried_again(
+    stage: Stage, server: LightningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripted deletes were reported to say yes and do nothing: it is looked for afterwards."""
+    ref = stage.start("s-1")
+    stage.adapter.stop(ref)
+    until(lambda: stage.state(ref) is PlatformState.ENDED)
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_delete_studio", lambda heard, id_: Reply(json={}))
+        with pytest.raises(UnreachableError, match="is still there"):
+            stage.adapter.tidy(ref)  # type: ignore[attr-defined]
+    stage.adapter.tidy(ref)  # type: ignore[attr-defined]
+    assert not server.studios
+
+
+def test_a_job_that_is_restarting_still_runs_and_one_that_lists_omit_is_asked_for(
+    stage: Stage, server: LightningServer
+) -> None:
+    """On its way to an end it still costs; the list lags."""
+    ref = stage.start("s-1")
+    for word in ("restarting", "complete", "fail", "stopping"):
+        server.set_faults(unknown_word=word)
+        assert stage.state(ref) is PlatformState.RUNNING
+    server.set_faults(unknown_word="deleted")
+    assert stage.state(ref) is PlatformState.GONE
+    server.set_faults(unknown_word=None)
+    server.unlisted.update(server.jobs)
+    assert stage.state(ref) is PlatformState.RUNNING
+
+
+def test_an_answer_that_is_no_json_is_no_answer(
+    stage: Stage, server: LightningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A captive portal says 200 to everything; an empty list would be believed."""
+    page = Reply(body=b"<html>welcome to the hotel</html>")
+    monkeypatch.setattr(server, "_list_jobs", lambda heard, _: page)
+    with pytest.raises(UnreachableError, match="not JSON"):
+        stage.adapter.find("s-1")
+    monkeypatch.setattr(server, "_list_jobs", lambda heard, _: Reply(json={"jobs": "none"}))
+    with pytest.raises(UnreachableError, match="has no jobs"):
+        stage.adapter.find("s-1")

@@ -32,13 +32,12 @@ from freegpu.adapters.hosts import held
 from freegpu.adapters.lightning import findings, words
 from freegpu.adapters.lightning.calls import Calls, MissingError
 from freegpu.adapters.lightning.meter import Meter, Run
-from freegpu.adapters.lightning.money import Money, Purse
+from freegpu.adapters.lightning.money import Money
 from freegpu.clock import Clock, utc
 from freegpu.errors import (
     AdapterError,
     ConfigError,
     NoCapacityError,
-    QuotaExhaustedError,
     RejectedError,
     UnreachableError,
 )
@@ -260,27 +259,12 @@ class LightningAdapter:
             notes.runs.pop(key, None)  # of an earlier try, of which find() knows nothing
             purse = self.money.look(notes)
             if purse.free < self._least(machine):
-                raise self._poor(purse, card, self._least(machine))
+                raise self.money.poor(purse, card, self._least(machine))
             limit = min(limit_s, int(self._limit_s(purse.free, machine.price)))
             notes.runs[key] = Run(
                 price=machine.price, lasts_s=START_DELAY_S + limit, begun=self.clock.time()
             )
         return machine, limit
-
-    def _poor(self, purse: Purse, card: str, needed: float) -> AdapterError:
-        if self.money.ceiling:
-            return self._error(
-                QuotaExhaustedError,
-                f"{max(0.0, purse.free):.2f} credits are left of this month's ceiling for paid use"
-                f" ({purse.used:.2f} of {purse.limit:.2f} used), and a first checkpoint on {card} takes {needed:.2f}",
-                hint="`freegpu connect lightning --paid-ceiling CREDITS --accept paid-use` sets another ceiling",
-            )
-        return self._error(
-            QuotaExhaustedError,
-            f"{purse.free:.2f} credits are left ({purse.source} balance), and a first checkpoint on {card}"
-            f" takes {needed:.2f}",
-            hint="`freegpu connect lightning --paid-ceiling CREDITS --accept paid-use` allows more than is free",
-        )
 
     def _studio(self, name: str, cluster: str) -> str:
         """The Studio of this name, made if there is none; one that an interrupted start left is used."""
@@ -336,15 +320,17 @@ class LightningAdapter:
     def _settle(self, over: Mapping[str, Mapping[str, Any]]) -> None:
         """Sessions that are over, with their jobs: their machines cost no more, and the platform's figure is noted."""
         now = self.clock.time()
-        told = {
-            name: (words.moment(job.get("stoppedAt")) or now, words.number(job.get("totalCost")))
-            for name, job in over.items()
-        }
+        told = {}
+        for name, job in over.items():
+            stopped = words.moment(job.get("stoppedAt"))
+            # by our clock, whatever theirs says; where it does not say, it ended now
+            ended = now if stopped is None else stopped - (self.calls.skew_s or 0.0)
+            told[name] = (min(ended, now), words.number(job.get("totalCost")))
         notes = self.meter.read() if told else None
-        if notes and [n for n, (ended, cost) in told.items() if notes.settle(n, ended, cost)]:
+        if notes and [n for n, (ended, cost) in told.items() if notes.settle(n, ended, cost, now)]:
             with self.meter.open() as notes:
                 for name, (ended, cost) in told.items():
-                    notes.settle(name, min(ended, now), cost)
+                    notes.settle(name, ended, cost, now)
 
     def stop(self, ref: SessionRef, /) -> None:
         match = words.REF.fullmatch(ref)

@@ -104,13 +104,16 @@ class Notes:
             return ours
         return max(ours, spent - month.spent)
 
-    def settle(self, name: str, ended: float, cost: float | None) -> bool:
-        """A session is over, by its key or its handle. False: it was settled like that before, or is not known."""
+    def settle(self, name: str, ended: float, cost: float | None, now: float) -> bool:
+        """A session is over, by its key or its handle. False: it was settled like that before, or is not known.
+
+        An end before its beginning is a wrong clock's: then it ended now.
+        """
         run = self.runs.get(name) or next((r for r in self.runs.values() if r.ref == name), None)
         cost = cost or 0.0
         if run is None or (run.ended is not None and cost <= run.cost):
             return False
-        run.ended = max(run.begun, ended) if run.ended is None else run.ended
+        run.ended = (ended if ended >= run.begun else now) if run.ended is None else run.ended
         run.cost = max(run.cost, cost)
         return True
 

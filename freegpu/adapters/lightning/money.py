@@ -9,7 +9,13 @@ from freegpu.adapters.lightning import words
 from freegpu.adapters.lightning.calls import Calls
 from freegpu.adapters.lightning.meter import Notes
 from freegpu.clock import Clock
-from freegpu.errors import AdapterError, AuthError, RateLimitedError, UnreachableError
+from freegpu.errors import (
+    AdapterError,
+    AuthError,
+    QuotaExhaustedError,
+    RateLimitedError,
+    UnreachableError,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +68,22 @@ class Money:
             # what still runs may use all that it was given, whether the platform shows it yet or not
             free = limit - used - notes.may_use(now)
         return Purse(free=free, limit=limit, used=used, source=source, since=since, said=said)
+
+    def poor(self, purse: Purse, card: str, needed: float) -> AdapterError:
+        """Why a session is not started that would take so many credits to its first checkpoint."""
+        takes = f"a first checkpoint on {card} takes {needed:.2f}"
+        if self.ceiling:
+            return self._calls.error(
+                QuotaExhaustedError,
+                f"{max(0.0, purse.free):.2f} credits are left of what this month may use, {purse.limit:.2f} with the"
+                f" ceiling for paid use, and {takes}",
+                hint="`freegpu connect lightning --paid-ceiling CREDITS --accept paid-use` sets another ceiling",
+            )
+        return self._calls.error(
+            QuotaExhaustedError,
+            f"{purse.free:.2f} credits are left ({purse.source} balance), and {takes}",
+            hint="`freegpu connect lightning --paid-ceiling CREDITS --accept paid-use` allows more than is free",
+        )
 
     def _ask(self) -> tuple[dict[str, float], float | None]:
         """Balances by source, and all that the account ever spent, where the platform tells it."""
