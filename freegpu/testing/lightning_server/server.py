@@ -278,7 +278,7 @@ class LightningServer(PlatformServer):
         created = self._moment()
         job = {
             "id": id_, "name": self._free(str(body["name"]), self.jobs), "projectId": PROJECT,
-            "spec": spec, "createdAt": created, "startedAt": created, "price": row[3], "stop": False,
+            "spec": spec, "createdAt": created, "startedAt": created, "price": row[3], "stop": 0.0,
         }  # fmt: skip
         job["funds_s"] = math.inf if self.top_up else left * 3600 / row[3]
         self.jobs[id_] = job
@@ -305,6 +305,10 @@ class LightningServer(PlatformServer):
             # by the money and not by the watcher's note, which comes a moment after the kill
             lasted = float(record["ended"] or time.time()) - float(record["started"])
             message = OUT_OF_FUNDS if lasted >= float(job["funds_s"]) else "the machine is gone"
+        if job["stop"] and time.monotonic() - job["stop"] > 5 and self.machines.alive(id_):
+            # what was just being started when the word came did not hear it
+            self.jobs[id_]["stop"] = time.monotonic()
+            self.machines.ask_to_end(id_)
         if self.machines.alive(id_):
             state = "stopping" if job["stop"] else "running"
         elif job["stop"] or message == OUT_OF_FUNDS:
@@ -334,7 +338,7 @@ class LightningServer(PlatformServer):
 
     def _update_job(self, heard: Heard, id_: str) -> Reply:
         if heard.json.get("state") == "stop":
-            self.jobs[id_]["stop"] = True
+            self.jobs[id_]["stop"] = time.monotonic()
             self.machines.ask_to_end(id_)
         return Reply(json=self._shown(self.jobs[id_]))
 
