@@ -28,7 +28,7 @@ from freegpu.errors import (
     UnreachableError,
 )
 from freegpu.testing.lightning_server import LightningServer
-from freegpu.testing.platform_server import FAULTS, Reply
+from freegpu.testing.platform_server import FAULTS, Heard, Reply
 from freegpu.testing.suites import Stage
 from freegpu.testing.suites.stage import until
 from tests.contract.lightning import made, server, stage
@@ -491,3 +491,63 @@ def test_an_answer_that_is_no_json_is_no_answer(
     monkeypatch.setattr(server, "_list_jobs", lambda heard, _: Reply(json={"jobs": "none"}))
     with pytest.raises(UnreachableError, match="has no jobs"):
         stage.adapter.find("s-1")
+
+
+def test_lists_are_read_to_their_last_page(
+    stage: Stage, server: LightningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK stopped at the first page of a folder (issue 109): files were missing, without an error."""
+    ref = stage.start("s-1")
+    whole = server._list_jobs
+
+    def paged(heard: Heard, _: str) -> Reply:
+        if heard.query.get("pageToken") == "more":
+            return whole(heard, _)
+        return Reply(json={"jobs": [], "nextPageToken": "more"})
+
+    def lines(heard: Heard, _: str) -> Reply:
+        first = "pageToken" not in heard.query
+        told = {"entries": [{"message": "one" if first else "two"}]}
+        return Reply(json={**told, "nextPageToken": "more" if first else ""})
+
+    monkeypatch.setattr(server, "_list_jobs", paged)
+    monkeypatch.setattr(server, "_logs", lines)
+    assert stage.adapter.find("s-1") == ref
+    page = stage.adapter.logs(ref)
+    assert (page.text, page.cursor) == ("one\ntwo\n", "2")
+
+
+def test_machines_of_a_provider_that_was_not_asked_for_are_not_offered(
+    stage: Stage, server: LightningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for one that it does not know, the platform answers with AWS's list."""
+    spec = {"clusterType": "CLUSTER_TYPE_GLOBAL", "driver": "MACHINE"}
+    monkeypatch.setattr(
+        server, "_clusters", lambda heard, _: Reply(json={"clusters": [{"id": "c", "spec": spec}]})
+    )
+    assert stage.adapter.offers() == []
+
+
+def test_a_platform_that_repeats_the_credentials_is_not_repeated(
+    stage: Stage, server: LightningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its words stand in errors, logs and issues; and a redirection takes the credentials nowhere."""
+    heard = f"bad request: Bearer {server.key}"
+    monkeypatch.setattr(server, "_list_jobs", lambda *_: server.error(400, heard))
+    with pytest.raises(RejectedError) as caught:
+        stage.adapter.find("s-1")
+    assert server.key not in caught.value.message
+    assert "***" in caught.value.message
+    elsewhere = Reply(status=302, headers={"Location": f"{server.url}/v1/elsewhere"})
+    monkeypatch.setattr(server, "_list_jobs", lambda *_: elsewhere)
+    with pytest.raises(RejectedError, match="302"):
+        stage.adapter.find("s-1")
+    assert not [h for h in server.requests if h.path == "/v1/elsewhere"]
+
+
+def test_sessions_are_never_looked_up_by_name(stage: Stage, server: LightningServer) -> None:
+    """The address for that answers 501, and names are suffixed in silence."""
+    ref = stage.start("s-1")
+    stage.adapter.find("s-1")
+    stage.adapter.observe([ref])
+    assert not sent(server, "find_job")
