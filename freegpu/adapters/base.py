@@ -247,7 +247,10 @@ class Tidy(Protocol):
     """An adapter whose sessions leave something on the platform when they are over."""
 
     def tidy(self, ref: SessionRef, /) -> None:
-        """Remove what this session left there (its kernel, its datasets); all that mattered is home. Silent if gone."""
+        """Remove what this session left there (its kernel, its datasets); all that mattered is home. Silent if gone.
+
+        `ref` is the session's key where a start was never answered: find what it left by that, or be silent.
+        """
         ...
 
 

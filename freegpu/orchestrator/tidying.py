@@ -29,11 +29,15 @@ AGAIN_S, FOR_S = 300.0, 14 * 86400.0
 
 
 def note(ledger: Ledger, session: Session, adapters: Mapping[str, Adapter]) -> None:
-    """Remember that this session's leftovers are to be removed, if its platform has such."""
+    """Remember that this session's leftovers are to be removed, if its platform has such.
+
+    A start that was never answered has no handle, and may have left a Studio with credentials in it: its key stands there.
+    """
     adapter = adapters.get(session.platform)
-    if session.ref and isinstance(_inner(adapter), Tidy):
+    if isinstance(_inner(adapter), Tidy):
         left = _left(ledger)
-        left.setdefault(session.id, {"platform": session.platform, "ref": session.ref})
+        ref = session.ref or session.key
+        left.setdefault(session.id, {"platform": session.platform, "ref": ref})
         _write(ledger, left)
 
 
