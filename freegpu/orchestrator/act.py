@@ -48,7 +48,7 @@ from freegpu.orchestrator.home import load_secrets
 from freegpu.orchestrator.lanes import Lanes, Late, starting
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import Mailbox
-from freegpu.orchestrator.model import Action, Assign, Attempt, Session, StartSession
+from freegpu.orchestrator.model import Action, Assign, Attempt, Move, Session, StartSession
 from freegpu.orchestrator.pace import pace
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,8 @@ class Actor:
         try:
             if isinstance(action, StartSession):
                 self._start(action)
+            elif isinstance(action, Move):
+                self._move(action)
             else:
                 self._assign(action)
         except StaleEpochError as error:
@@ -113,6 +115,15 @@ class Actor:
         )
         self._post_run(self.ledger.session(action.session), attempt)
         self.done.append(f"{attempt.id} goes to session {action.session}: {action.why}")
+
+    def _move(self, action: Move) -> None:
+        """The job that runs there saves and stops; when its slot is free, a later tick gives it away."""
+        for attempt in self.ledger.attempts(session=action.session, open_only=True):
+            if attempt.job == action.victim and attempt.state is not AttemptState.STOPPING:
+                self.ledger.attempt_event(
+                    attempt.id, AttemptEvent.STOP, stop_reason=EndReason.PREEMPTED
+                )
+                self.done.append(f"{attempt.id} gives up its slot: {action.why}")
 
     def _start(self, action: StartSession) -> None:
         offer = action.offer

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from freegpu.adapters.base import Capabilities, Offer, Window
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState, SessionState
@@ -342,6 +342,22 @@ class Waiting:
     grace_s: float = 120.0
     #: places (platform) that refused or failed it lately, with the sentence; avoided until they age out
     avoid: Mapping[str, str] = field(default_factory=dict)
+    #: what a checkpoint costs it, seconds of its slot; None: not known
+    save_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """A job in a slot: what a decision must know to pass the slot on. `job` as if it waited now."""
+
+    job: Waiting
+    session: str
+    slot: int
+    offer: Offer
+    #: how long it has had the slot, seconds
+    held_s: float
+    #: seconds until the session's limit; None: no limit
+    left_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -373,6 +389,12 @@ class Place:
     learned: Mapping[str, Figures] = field(default_factory=dict)
     #: the platform does not answer, and its offers are what they were then; None: they are of now
     as_of: datetime | None = None
+    #: sessions that were lost before their time, and how long sessions lived in all: a loss rate is learned from the two
+    losses: float = 0.0
+    exposure_s: float = 0.0
+
+
+Goal = Literal["jct", "makespan"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -382,6 +404,9 @@ class Snapshot:
     waiting: tuple[Waiting, ...] = ()
     free_slots: tuple[FreeSlot, ...] = ()
     places: tuple[Place, ...] = ()
+    running: tuple[Running, ...] = ()
+    #: "jct": jobs end early on average; "makespan": the last one ends early
+    goal: Goal = "jct"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -441,4 +466,20 @@ class Assign:
         return (self.assignment,)
 
 
-Action = StartSession | Assign
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """Pass a slot of a live session from the job that runs there to another: save, stop, then the other begins."""
+
+    session: str
+    #: the job that runs there, and goes back into the queue
+    victim: str
+    assignment: Assignment
+    why: str
+
+    @property
+    def placed(self) -> tuple[Assignment, ...]:
+        """The jobs that this gives a place to."""
+        return (self.assignment,)
+
+
+Action = StartSession | Assign | Move
