@@ -392,6 +392,8 @@ class Place:
     #: sessions that were lost before their time, and how long sessions lived in all: a loss rate is learned from the two
     losses: float = 0.0
     exposure_s: float = 0.0
+    #: card -> what the PyTorch there was built for, as agents reported; "" for cards that did not speak for themselves
+    archs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 Goal = Literal["jct", "makespan"]

@@ -19,7 +19,7 @@ from freegpu.agent.wire import session_key
 from freegpu.config import Settings
 from freegpu.errors import AdapterError
 from freegpu.jobs.lifecycle import SessionState
-from freegpu.orchestrator import cells, learned, placement, quota, shared
+from freegpu.orchestrator import builds, cells, learned, placement, quota, shared
 from freegpu.orchestrator.act import Actor, Identity
 from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.lanes import Lanes
@@ -283,6 +283,7 @@ class Reconciler:
                     open_sessions=sum(s.platform == name for s in sessions),
                     balances=tuple(self.balances(name, adapter, sessions)),
                     learned=self.learned(name, adapter),
+                    archs=self._archs(name, adapter),
                     blocked_until=until if closed else None,
                     blocked_why=unseen or (why if closed else ""),
                     as_of=as_of,
@@ -348,6 +349,11 @@ class Reconciler:
             pool: learned.learn([s for s in past if s.pool == pool], window, self.now())
             for pool, window in pools.items()
         }
+
+    def _archs(self, name: str, adapter: Adapter) -> dict[str, tuple[str, ...]]:
+        """What the PyTorch there was built for. Whoever meters its cards runs one image on all of them."""
+        metered = any(w.kind is not WindowKind.NONE for w in adapter.windows.values())
+        return builds.known(self.ledger.meta(builds.key(name)), self.now(), one_image=metered)
 
     def _reading_due(self, name: str, adapter: Adapter) -> bool:
         if not adapter.capabilities.reports_quota:
