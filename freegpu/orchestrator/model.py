@@ -344,6 +344,10 @@ class Waiting:
     avoid: Mapping[str, str] = field(default_factory=dict)
     #: what a checkpoint costs it, seconds of its slot; None: not known
     save_s: float | None = None
+    #: card -> speed relative to a T4, where it or its kin was seen to run; elsewhere the card table counts
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    #: deviation of the logarithm of `remaining_t4_s`; None: an estimate, or nothing
+    sigma: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerCorruptError, LedgerError
 from freegpu.jobs.lifecycle import AttemptState, JobState, SessionState
+from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator import migrations, rows
 from freegpu.orchestrator.database import (
     FrozenConnection,
@@ -204,6 +205,22 @@ class Reader:
         sql = _SPEEDS + (" WHERE job = ?" if job_id is not None else "") + " ORDER BY id"
         values = () if job_id is None else (job_id,)
         return [Speed(**{**row, "at": rows.sure(row["at"])}) for row in self._dicts(sql, *values)]
+
+    def kindred(self) -> list[tuple[str, float | None]]:
+        """(id, steps in all as it told) of jobs that are open, and of ended ones whose speed was noted."""
+        open_or_seen = " WHERE state IN (?, ?) OR id IN (SELECT job FROM speeds) ORDER BY seq"
+        sql = _select("jobs", ("id", "progress")) + open_or_seen
+        found = self._fetch(sql, JobState.PENDING.value, JobState.ACTIVE.value)
+        return [(id, rows.progress(told).total) for id, told in found]
+
+    def specs(self, ids: Collection[str]) -> list[tuple[str, str, JobSpec]]:
+        """(id, bundle, spec) of these jobs, those that there are."""
+        found, wanted = [], list(ids)
+        for at in range(0, len(wanted), 500):  # SQLite takes no more than 999 values in old builds
+            marks, values = _any_of(wanted[at : at + 500])
+            sql = _select("jobs", ("id", "bundle", "spec")) + f" WHERE id IN {marks}"
+            found += self._fetch(sql, *values)
+        return [(id, bundle, rows.spec(spec)) for id, bundle, spec in found]
 
     # --- attempts, sessions -------------------------------------------------------------------------
 
