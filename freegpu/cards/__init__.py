@@ -27,6 +27,7 @@ __all__ = [
     "names",
     "precision",
     "ratios",
+    "sources",
     "speed",
     "weights",
 ]
@@ -103,6 +104,8 @@ class _Table:
     cards: Mapping[str, Card]
     #: every folded name -> canonical name
     known_as: Mapping[str, str]
+    #: key -> where a fact is from
+    sources: Mapping[str, str]
     #: class of work -> weight of the matrix rate against the bandwidth
     weights: Mapping[str, float]
 
@@ -150,6 +153,11 @@ def speed(card_name: str, workload: str = "general") -> float:
             product *= speed(card_name, part)
         return float(product ** (1 / len(_GENERAL)))
     return _modelled(card, workload)
+
+
+def sources() -> Mapping[str, str]:
+    """What the keys in `Card.source` mean, and where the weights are from ("model")."""
+    return _table().sources
 
 
 def weights() -> Mapping[str, float]:
@@ -259,6 +267,7 @@ def _table() -> _Table:
     return _Table(
         cards=cards,
         known_as=known_as,
+        sources={**raw["sources"], "model": raw["model"]["source"]},
         weights=raw["model"]["weights"],
     )
 

@@ -12,7 +12,7 @@ from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt
 from freegpu.orchestrator.speeds import Book, Kin, Rate, kin, learn
 
-__all__ = ["book", "running"]
+__all__ = ["book", "rates", "running"]
 
 #: an attempt that ran for less says nothing yet: imports, downloads and compilation come first
 LEAST_S = 60.0
@@ -25,23 +25,29 @@ def book(
 
     `families`: what was found before; a spec does not change, so ten thousand of them are read once.
     """
-    rates = [
-        Rate(job=speed.job, card=speed.card, steps_per_s=speed.steps_per_s, at=speed.at)
-        for speed in ledger.speeds()
-    ]
-    rates += [
-        rate
-        for attempt in ledger.attempts(open_only=True)
-        if (rate := running(attempt)) is not None
-    ]
-    if not rates:
+    seen = rates(ledger)
+    if not seen:
         return None, {}
     families = {} if families is None else families
     kindred = ledger.kindred()
     new = [id for id, _ in kindred if id not in families]
     families.update((id, kin(spec, bundle)) for id, bundle, spec in ledger.specs(new))
     totals = {id: total for id, total in kindred if total is not None}
-    return learn(rates, families, totals), families
+    return learn(seen, families, totals), families
+
+
+def rates(ledger: Ledger) -> list[Rate]:
+    """All observations: those that were noted, and the last words of attempts that run."""
+    found = [
+        Rate(job=speed.job, card=speed.card, steps_per_s=speed.steps_per_s, at=speed.at)
+        for speed in ledger.speeds()
+    ]
+    found += [
+        rate
+        for attempt in ledger.attempts(open_only=True)
+        if (rate := running(attempt)) is not None
+    ]
+    return found
 
 
 def running(attempt: Attempt) -> Rate | None:

@@ -75,7 +75,9 @@ from freegpu.orchestrator.whereabouts import Whereabouts, this_machine
 if TYPE_CHECKING:
     from freegpu.jobs.bundle import Plan
     from freegpu.jobs.spec import Loaded
+    from freegpu.orchestrator.card_views import Cards
     from freegpu.orchestrator.connection import Connected, PlatformConnected
+    from freegpu.orchestrator.matrix_results import Results
     from freegpu.orchestrator.model import Balance
     from freegpu.orchestrator.notify import Notifier
 
@@ -632,6 +634,19 @@ class Workspace:
             checkpoints=tuple(self.ledger.checkpoints(found.id)),
             events=tuple(self.ledger.events(job=found.id)),
         )
+
+    def cards(self, name: str | None, workload: str) -> Cards:
+        """Cards with their speeds for a class of work; `name`: everything about one that the table finds."""
+        from freegpu.orchestrator import card_views
+
+        return card_views.look(self.ledger, name, workload)
+
+    def results(self, name: str, *, everything: bool = False) -> Results:
+        """What the cells of a matrix came to."""
+        from freegpu.orchestrator import matrix_results
+
+        now = utc(self.clock)
+        return matrix_results.collect(self.ledger, name.strip(), now, everything=everything)
 
     def why(self, job: str) -> Why:
         """Why a job is where it is, and for every platform why it was chosen or not."""

@@ -206,6 +206,28 @@ class Reader:
         values = () if job_id is None else (job_id,)
         return [Speed(**{**row, "at": rows.sure(row["at"])}) for row in self._dicts(sql, *values)]
 
+    def jobs_like(self, name: str) -> list[Job]:
+        """Jobs with this name, or whose name goes on from it with a dash, in the order of submission."""
+        if not _storable(name):
+            return []
+        sql = _JOBS + " WHERE j.name = ? OR substr(j.name, 1, ?) = ? ORDER BY j.seq"
+        return [rows.job(row) for row in self._dicts(sql, name, len(name) + 1, f"{name}-")]
+
+    def runs(self, ids: Collection[str]) -> dict[str, tuple[str, str, float, datetime | None]]:
+        """job -> (platform, card) of its last attempt, seconds its command ran in attempts that ended, and since when
+        the open one runs, if one does."""
+        found: dict[str, tuple[str, str, float, datetime | None]] = {}
+        wanted = list(ids)
+        for at in range(0, len(wanted), 500):
+            marks, values = _any_of(wanted[at : at + 500])
+            columns = ("job", "platform", "card", "run_s", "state", "started_at")
+            sql = _select("attempts", columns) + f" WHERE job IN {marks} ORDER BY job, number"
+            for job, platform, card, run_s, state, started in self._fetch(sql, *values):
+                before = found[job][2] if job in found else 0.0
+                since = None if state == AttemptState.ENDED.value else rows.time(started)
+                found[job] = (platform, card, before + run_s, since)
+        return found
+
     def kindred(self) -> list[tuple[str, float | None]]:
         """(id, steps in all as it told) of jobs that are open, and of ended ones whose speed was noted."""
         open_or_seen = " WHERE state IN (?, ?) OR id IN (SELECT job FROM speeds) ORDER BY seq"

@@ -39,6 +39,8 @@ LINES: dict[str, tuple[list[str], str]] = {
     "jobs": (["jobs"], "jobs"),
     "show": (["show", "k3"], "show"),
     "why": (["why", "k3"], "why"),
+    "results": (["results", "sweep"], "results"),
+    "cards": (["cards", "L4", "--workload", "train-amp-cnn"], "cards"),
     "logs": (["logs", "k3"], "log_chunks"),
     "tick": (["tick"], "tick"),
     "gc": (["gc", "--dry-run"], "gc"),
