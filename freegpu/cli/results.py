@@ -123,15 +123,19 @@ def _sorted(found: Results, sort: str) -> list[Cell]:
             f"there is no column {column[:40]!r}{did_you_mean(column[:200], known)} (known: {listed})"
         )
 
-    def key(cell: Cell) -> tuple[bool, float, str]:
-        told = cell.metrics.get(column, cell.params.get(column))
-        try:
-            figure = float(told) if told is not None else math.nan
-        except (TypeError, ValueError):
-            figure = math.nan
-        text = "" if told is None else str(told)
-        if not math.isnan(figure):
-            return (False, -figure if back else figure, "")
-        return (True, 0.0, text)
+    def told(cell: Cell) -> Any:
+        return cell.metrics.get(column, cell.params.get(column))
 
-    return sorted(found.cells, key=key)
+    figures = [cell for cell in found.cells if _number(told(cell)) is not None]
+    words = [c for c in found.cells if told(c) is not None and _number(told(c)) is None]
+    figures.sort(key=lambda cell: _number(told(cell)) or 0.0, reverse=back)
+    words.sort(key=lambda cell: str(told(cell)), reverse=back)
+    return [*figures, *words, *(cell for cell in found.cells if told(cell) is None)]
+
+
+def _number(told: Any) -> float | None:
+    try:
+        figure = float(told)
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(figure) else figure
