@@ -52,6 +52,7 @@ SECTIONS: Sections = MappingProxyType(
             "show": ("jobs", "show", "Show everything about one job."),
             "why": ("jobs", "why", "Tell why a job is where it is, platform by platform."),
             "results": ("results", "results", "Show what the cells of a matrix came to."),
+            "report": ("report", "report", "Tell what the last weeks brought."),
             "logs": ("logs", "logs", "Print a job's output, over all its attempts."),
             "checkpoints": (
                 "checkpoints",

@@ -26,7 +26,7 @@ from freegpu.jobs.lifecycle import (
     SessionState,
 )
 from freegpu.jobs.model import Needs
-from freegpu.orchestrator import builds, sealed, tidying
+from freegpu.orchestrator import builds, gpu_use, sealed, tidying
 from freegpu.orchestrator.events import AVOID_S, EventDesk
 from freegpu.orchestrator.lanes import Lanes, Late, starting
 from freegpu.orchestrator.ledger import Ledger
@@ -282,8 +282,9 @@ class Observer:
         beat = mailbox.beat()
         counter = beat.get("counter") if beat else None
         if beat is not None and isinstance(counter, int) and counter > session.beat_counter:
+            seen = gpu_use.added(session.beat, beat, session.offer)
             self.ledger.note_session(
-                session.id, beat=beat, beat_counter=counter, silent_polls=0, polled_at=now
+                session.id, beat=seen, beat_counter=counter, silent_polls=0, polled_at=now
             )
             self._note_progress(session, beat)
         elif session.polled_at is None or self._counts(session.polled_at, now):

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from freegpu.orchestrator.matrix_results import Results
     from freegpu.orchestrator.model import Balance
     from freegpu.orchestrator.notify import Notifier
+    from freegpu.orchestrator.retrospect import Report
 
 # `status` is typed all day and needs neither YAML nor archives: what only some commands need is imported by them.
 
@@ -647,6 +648,14 @@ class Workspace:
 
         now = utc(self.clock)
         return matrix_results.collect(self.ledger, name.strip(), now, everything=everything)
+
+    def report(self, weeks: int) -> Report:
+        """What the last weeks brought, as far as the ledger holds it."""
+        from freegpu.orchestrator import retrospect
+
+        now = utc(self.clock)
+        windows = {name: adapter.windows for name, adapter in self.adapters.items()}
+        return retrospect.look_back(self.ledger, windows, now - timedelta(weeks=weeks), now)
 
     def why(self, job: str) -> Why:
         """Why a job is where it is, and for every platform why it was chosen or not."""

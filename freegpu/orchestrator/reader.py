@@ -67,6 +67,11 @@ _SPEEDS = _select("speeds", _of(Speed))
 _CHECKPOINTS = _select("checkpoints", rows.CHECKPOINT_COLUMNS)
 
 
+def _reading(row: dict[str, Any]) -> Reading:
+    resets_at, as_of = rows.time(row["resets_at"]), rows.sure(row["as_of"])
+    return Reading(**{**row, "resets_at": resets_at, "as_of": as_of})
+
+
 class Reader:
     """Questions to one ledger. Any of them may raise LedgerError or LedgerCorruptError."""
 
@@ -313,16 +318,12 @@ class Reader:
             " (n.as_of > r.as_of OR (n.as_of = r.as_of AND n.id > r.id)))"
         )
         sql = _READINGS + _and(where, newest) + " ORDER BY platform, account, pool"
-        return [
-            Reading(
-                **{
-                    **row,
-                    "resets_at": rows.time(row["resets_at"]),
-                    "as_of": rows.sure(row["as_of"]),
-                }
-            )
-            for row in self._dicts(sql, *values)
-        ]
+        return [_reading(row) for row in self._dicts(sql, *values)]
+
+    def reading_history(self, since: datetime) -> list[Reading]:
+        """All live quota readings from then on, oldest first."""
+        sql = _READINGS + " WHERE r.as_of >= ? ORDER BY r.as_of, r.id"
+        return [_reading(row) for row in self._dicts(sql, self._moment(since))]
 
     def events(
         self,

@@ -24,6 +24,7 @@ from freegpu.orchestrator.connection import Connected, PlatformConnected
 from freegpu.orchestrator.matrix_results import Cell, Results
 from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score, Speed
 from freegpu.orchestrator.probe import Latency, Measured, Space
+from freegpu.orchestrator.retrospect import JobUse, PoolUse, Report
 from freegpu.orchestrator.views import (
     BundleInfo,
     CellMade,
@@ -326,6 +327,55 @@ RESULTS = Results(
 )
 
 
+REPORT = Report(
+    since=NOW - timedelta(weeks=1),
+    until=NOW,
+    pools=(
+        PoolUse(
+            platform="kaggle",
+            pool="gpu",
+            sessions=4,
+            open_s=90_000.0,
+            charged_s=91_000.0,
+            expired_s=17_000.0,
+            expired_by="live",
+            ran_s=80_000.0,
+            t4_s=79_000.0,
+            lost_s=1000.0,
+            interruptions=2,
+        ),
+        PoolUse(
+            platform="colab",
+            pool="gpu",
+            sessions=1,
+            open_s=7200.0,
+            charged_s=7200.0,
+            expired_s=None,
+            expired_by="",
+            ran_s=7000.0,
+            t4_s=7000.0,
+            lost_s=0.0,
+            interruptions=0,
+        ),
+    ),
+    t4_s=86_000.0,
+    lost_s=1000.0,
+    jobs=(
+        JobUse(
+            job="k3x9f2",
+            name="mnist",
+            platform="kaggle",
+            card="T4",
+            looks=120,
+            percent=31.4,
+            cpus=4.0,
+            hint="the card waits, mostly for data (4 CPUs there: num_workers=4)",
+        ),
+    ),
+    unknown=("colab gpu: what expired is not known, for nobody publishes the limit",),
+)
+
+
 class FakeLedger:
     """A ledger in which one job has run on two cards."""
 
@@ -495,6 +545,9 @@ class FakeWorkspace:
     def cards(self, name: str | None, workload: str) -> Any:
         ledger: Any = FakeLedger()
         return self._answer("cards", card_views.look(ledger, name, workload), name, workload)
+
+    def report(self, weeks: int) -> Any:
+        return self._answer("report", REPORT, weeks)
 
     def results(self, name: str, *, everything: bool = False) -> Any:
         return self._answer("results", RESULTS, name, everything)

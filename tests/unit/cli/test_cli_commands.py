@@ -40,6 +40,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("results", ["results", "sweep", "--sort", "loss"]),
         ("results-csv", ["results", "sweep", "--csv", "--sort", "-loss"]),
         ("cards", ["cards"]),
+        ("report", ["report", "--weeks", "2"]),
         ("cards-one", ["cards", "l4", "--workload", "train-amp-cnn"]),
         ("checkpoints", ["checkpoints", "k3x9f2"]),
         ("submit-dry-run", ["submit", "job.yaml", "--dry-run"]),

@@ -41,6 +41,7 @@ LINES: dict[str, tuple[list[str], str]] = {
     "why": (["why", "k3"], "why"),
     "results": (["results", "sweep"], "results"),
     "cards": (["cards", "L4", "--workload", "train-amp-cnn"], "cards"),
+    "report": (["report"], "report"),
     "logs": (["logs", "k3"], "log_chunks"),
     "tick": (["tick"], "tick"),
     "gc": (["gc", "--dry-run"], "gc"),
