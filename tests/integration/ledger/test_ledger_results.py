@@ -103,7 +103,8 @@ def test_a_card_is_told_with_what_own_jobs_did_on_it(bench: Bench) -> None:
         second.id: pytest.approx(0.25),
     }
     (line,) = found.cards
-    assert (line.name, line.own_speed, line.own_jobs) == ("L4", pytest.approx(2.5), 1)
+    assert (line.name, line.own_jobs) == ("L4", 1)
+    assert line.own_speed == pytest.approx(2.5)
     table = {line.name: line for line in card_views.look(bench.ledger, None, "infer-int8").cards}
     assert table["L4"].own_speed is None
     assert table["V100"].public_runs == 1
