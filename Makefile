@@ -30,6 +30,7 @@ demo: $(RUNTIME)
 	@$(BIN)/freegpu demo
 
 test: $(DEV)
+	@$(BIN)/python -m tests.servers.colab_cli
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
 
 check: lint

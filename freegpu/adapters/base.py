@@ -32,6 +32,7 @@ __all__ = [
     "Rules",
     "SessionRef",
     "Tidy",
+    "Unsettled",
     "Window",
     "WindowKind",
 ]
@@ -246,7 +247,23 @@ class Tidy(Protocol):
     """An adapter whose sessions leave something on the platform when they are over."""
 
     def tidy(self, ref: SessionRef, /) -> None:
-        """Remove what this session left there (its kernel, its datasets); all that mattered is home. Silent if gone."""
+        """Remove what this session left there (its kernel, its datasets); all that mattered is home. Silent if gone.
+
+        `ref` is the session's key where a start was never answered: find what it left by that, or be silent.
+        """
+        ...
+
+
+@runtime_checkable
+class Unsettled(Protocol):
+    """An adapter whose starts may have got something on the platform without an answer, or while they were killed."""
+
+    def unsettled(self) -> bool:
+        """Whether there is such a start; cheap and offline."""
+        ...
+
+    def settle(self) -> None:
+        """Give back what such starts have got, as far as it can be seen now."""
         ...
 
 

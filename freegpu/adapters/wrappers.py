@@ -24,6 +24,7 @@ from freegpu.adapters.base import (
     Request,
     SessionRef,
     Tidy,
+    Unsettled,
     Window,
 )
 from freegpu.clock import Clock
@@ -113,6 +114,16 @@ class Patient:
         inner = self.inner
         if isinstance(inner, Tidy):
             self._patiently("tidy", lambda: inner.tidy(ref))
+
+    def unsettled(self) -> bool:
+        """Whether a start of it has left something uncertain, where its adapter knows of such."""
+        return isinstance(self.inner, Unsettled) and self.inner.unsettled()
+
+    def settle(self) -> None:
+        """Give back what such starts have got."""
+        inner = self.inner
+        if isinstance(inner, Unsettled):
+            self._patiently("settle", inner.settle)
 
     def close(self) -> None:
         self.inner.close()

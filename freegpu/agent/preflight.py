@@ -82,11 +82,26 @@ def problems(
         if not card.get("works"):
             reason = card.get("error") or "a small product came out wrong"
             found.append(f"PyTorch cannot use {card['name']}: {reason}")
-        elif known and arch not in known:
+        elif known and not _built_for(card["capability"], known):
             found.append(f"this PyTorch is not built for {card['name']} ({arch})")
     if torch and cards and not torch.get("cards"):
         found.append(f"PyTorch {torch.get('version')} sees no card")
     return found
+
+
+def _built_for(capability: Sequence[int], archs: Sequence[str]) -> bool:
+    """Machine code runs on its major number from its minor one on (sm_86 on an L4); compute_90 on all later cards.
+
+    The same rule as freegpu.cards.filters.runs_on, which the agent does not carry; a test holds them together.
+    """
+    for arch in archs:
+        match = re.match(r"(sm|compute)_([0-9]+)([0-9])[a-z]?$", arch)
+        if match is None:
+            continue
+        least = [int(match.group(2)), int(match.group(3))]
+        if list(capability) >= least and (match.group(1) == "compute" or capability[0] == least[0]):
+            return True
+    return False
 
 
 def _slot(slot: wire.Slot, cards: Sequence[gpu.Card]) -> Dict[str, Any]:

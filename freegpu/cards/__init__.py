@@ -2,7 +2,8 @@
 
 Decides the canonical name of a card and its speed relative to a T4. It knows no platform, no price and no
 quota, and it has not seen the job: a speed learned from the job's own progress is better than any here.
-Facts and their sources are in cards.json beside this file; it is read on first use.
+Facts and their sources are in cards.json beside this file; it is read on first use. What the weights were
+fitted to is in `measured`, which places suit a card in `filters`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ __all__ = [
     "fulfils",
     "names",
     "precision",
+    "ratios",
+    "sources",
     "speed",
+    "weights",
 ]
 
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -100,10 +104,8 @@ class _Table:
     cards: Mapping[str, Card]
     #: every folded name -> canonical name
     known_as: Mapping[str, str]
-    #: canonical name -> class of work -> speed that was measured on that card
-    measured: Mapping[str, Mapping[str, float]]
-    #: canonical name -> the card with the same chip whose measurements count here too
-    like: Mapping[str, str]
+    #: key -> where a fact is from
+    sources: Mapping[str, str]
     #: class of work -> weight of the matrix rate against the bandwidth
     weights: Mapping[str, float]
 
@@ -136,28 +138,31 @@ def fulfils(have: str, wanted: str) -> bool:
 def speed(card_name: str, workload: str = "general") -> float:
     """How fast this card is in this class of work; T4 = 1, greater is faster.
 
-    A figure measured in training or inference where there is one, else (F/F_T4)^a (B/B_T4)^(1-a) with F the
-    rate in large matrix products in the class's precision and B the memory bandwidth; text generation goes
-    with the square root of B alone. A card in no table counts as `UNKNOWN_SPEED`, a class in no table as
+    (F/F_T4)^a (B/B_T4)^(1-a) with F the rate in large matrix products in the class's precision and B the
+    memory bandwidth; text generation goes with the square root of B alone. Single runs on a card correct
+    nothing: that did not help on sources that were not in the fit, and put more pairs in the wrong order. A card in no table counts as `UNKNOWN_SPEED`, a class in no table as
     "general". A CPU counts as four cloud cores, about a twentieth.
     """
     card = find(card_name)
     if card is None:
         return UNKNOWN_SPEED
     table = _table()
-    measured = table.measured.get(card.name, {}).get(workload)
-    if measured is not None:
-        return measured
     if workload != "llm-decode" and workload not in table.weights:
         product = 1.0
         for part in _GENERAL:
             product *= speed(card_name, part)
         return float(product ** (1 / len(_GENERAL)))
-    modelled = _modelled(card, workload)
-    twin = table.cards.get(table.like[card.name])
-    if twin is not None and workload in table.measured[twin.name]:
-        return modelled * table.measured[twin.name][workload] / _modelled(twin, workload)
-    return modelled
+    return _modelled(card, workload)
+
+
+def sources() -> Mapping[str, str]:
+    """What the keys in `Card.source` mean, and where the weights are from ("model")."""
+    return _table().sources
+
+
+def weights() -> Mapping[str, float]:
+    """Class of work -> weight of the matrix rate against the bandwidth."""
+    return _table().weights
 
 
 def precision(card: Card | str) -> Precision:
@@ -180,14 +185,19 @@ def capability(card: Card | str) -> tuple[int, int]:
     return (int(major), int(minor))
 
 
-def _modelled(card: Card, workload: str) -> float:
+def ratios(card_name: str, workload: str) -> tuple[float, float]:
+    """(F/F_T4, B/B_T4): the matrix rate in the class's precision and the bandwidth, against a T4's. KeyError."""
     table = _table()
-    reference = table.cards["T4"]
-    bandwidth = card.bandwidth_gbs / reference.bandwidth_gbs
+    card, reference = table.cards[card_name], table.cards["T4"]
+    rate = _rate(card, workload) / _rate(reference, workload)
+    return rate, card.bandwidth_gbs / reference.bandwidth_gbs
+
+
+def _modelled(card: Card, workload: str) -> float:
+    rate, bandwidth = ratios(card.name, workload)
     if workload == "llm-decode":
         return float(bandwidth**0.5)
-    weight = table.weights[workload]
-    rate = _rate(card, workload) / _rate(reference, workload)
+    weight = _table().weights[workload]
     return float(rate**weight * bandwidth ** (1 - weight))
 
 
@@ -244,13 +254,9 @@ def _table() -> _Table:
     raw = json.loads(Path(__file__).with_name("cards.json").read_text(encoding="utf-8"))
     cards: dict[str, Card] = {}
     known_as: dict[str, str] = {}
-    measured: dict[str, Mapping[str, float]] = {}
-    like: dict[str, str] = {}
     for row in raw["cards"]:
         card = _card(row)
         cards[card.name] = card
-        measured[card.name] = row.get("measured", {})
-        like[card.name] = row.get("like", "")
         for alias in (card.name, *row.get("aliases", ())):
             folded = _NOT_ALNUM.sub("", alias.casefold())
             known_as[folded] = card.name
@@ -261,8 +267,7 @@ def _table() -> _Table:
     return _Table(
         cards=cards,
         known_as=known_as,
-        measured=measured,
-        like=like,
+        sources={**raw["sources"], "model": raw["model"]["source"]},
         weights=raw["model"]["weights"],
     )
 

@@ -43,9 +43,16 @@ SECTIONS: Sections = MappingProxyType(
         },
         "Looking": {
             "status": ("status", "status", "Show platforms with quota, sessions and jobs."),
+            "cards": (
+                "cards",
+                "cards",
+                "Show cards: memory, what they can compute, and how fast they are.",
+            ),
             "jobs": ("jobs", "jobs", "List jobs."),
             "show": ("jobs", "show", "Show everything about one job."),
             "why": ("jobs", "why", "Tell why a job is where it is, platform by platform."),
+            "results": ("results", "results", "Show what the cells of a matrix came to."),
+            "report": ("report", "report", "Tell what the last weeks brought."),
             "logs": ("logs", "logs", "Print a job's output, over all its attempts."),
             "checkpoints": (
                 "checkpoints",

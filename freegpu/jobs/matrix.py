@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Cell", "after_cycle", "expand"]
+__all__ = ["Cell", "after_cycle", "expand", "stem"]
 
 _UNSAFE = r"[^A-Za-z0-9.+_-]+"
 
@@ -39,6 +39,14 @@ def expand(name: str, axes: Mapping[str, Sequence[str]], *, longest: int = 100) 
         head = name[: longest - digits - 1]
         names = [f"{head}-{at:0{digits}}" for at in range(len(rows))]
     return tuple(Cell(name=called, values=row) for called, row in zip(names, rows, strict=True))
+
+
+def stem(name: str, cell: Mapping[str, str]) -> str:
+    """The name that a matrix gave its cells their names from: `sweep` of `sweep-lr3e-4-seed0` and of `sweep-07`."""
+    if not cell:
+        return name
+    suffix = f"-{_suffix(cell)}"
+    return name[: -len(suffix)] if name.endswith(suffix) else re.sub(r"-[0-9]+$", "", name)
 
 
 def _suffix(row: Mapping[str, str]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from freegpu import cards
+from freegpu.cards import filters
 from freegpu.jobs.retry import Retry
 
 
@@ -37,12 +39,27 @@ class Needs:
     platforms: tuple[str, ...] = ()
     #: class of work for the speed model
     workload: str = "general"
+    #: "bf16": only cards that have it in silicon; "any": the job asks FREEGPU_PRECISION, or does not mind
+    precision: str = "any"
 
     @property
     def allows_cpu(self) -> bool:
         """Whether the job may run without a card."""
         return self.vram_gb == 0 and (
             not self.accelerators or any(a.card == "CPU" for a in self.accelerators)
+        )
+
+    def refuses(self, card: str, archs: Sequence[str] = ()) -> str:
+        """Why the job cannot run on this card whatever its size, "" if it can.
+
+        `archs`: what the PyTorch of the place was built for. It does not count for a card that the job names, nor
+        for a job that needs no card at all: that one runs beside any driver.
+        """
+        return filters.unfit(
+            card,
+            precision=self.precision,
+            archs=() if self.allows_cpu else archs,
+            named=any(cards.fulfils(card, asked.card) for asked in self.accelerators),
         )
 
 

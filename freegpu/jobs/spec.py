@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from freegpu.cards import filters
 from freegpu.errors import JobSpecError
 from freegpu.jobs import document, matrix
 from freegpu.jobs import overrides as changes
@@ -242,6 +243,14 @@ class _Maker:
             )
             hint = "take one of the two out"
             fail(self.extra.at("vram"), "freegpu.vram", message, hint=hint)
+        precision = self.extra.get("precision", "any")
+        named = [a.card for a in choice.accelerators]
+        if named and all(filters.unfit(card, precision=precision, named=True) for card in named):
+            message = (
+                f"freegpu.precision asks for bf16, and {' and '.join(named)} cannot compute in it"
+            )
+            hint = "take another card, or compute in FREEGPU_PRECISION, which the job is told"
+            fail(self.extra.at("precision"), "freegpu.precision", message, hint=hint)
         cpus = self._floor("cpus")
         return Needs(
             accelerators=choice.accelerators,
@@ -252,6 +261,7 @@ class _Maker:
             disk_gb=self._floor("disk_size"),
             platforms=self.extra.get("platforms", ()),
             workload=self.extra.get("workload", "general"),
+            precision=precision,
         )
 
     def _choice(self) -> Choice:

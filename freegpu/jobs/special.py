@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from freegpu import cards
+from freegpu.cards import filters
 from freegpu.jobs import units
 from freegpu.jobs.accelerators import card_name
 from freegpu.jobs.document import Array, Node, Object, Scalar, fail, found, quoted
@@ -38,6 +39,8 @@ MAX_JOBS = 1000
 #: names of environment variables
 ENV = "[A-Za-z_][A-Za-z0-9_]{0,99}"
 _DAY = 86400.0
+#: names that this version of freegpu knows all of
+_CLOSED = {"workload": cards.WORKLOADS, "precision": filters.PRECISIONS}
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 
 
@@ -117,21 +120,21 @@ def memory(text: str) -> tuple[str, float]:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Names:
-    """Platforms or classes of work: a name, checked against the known ones where they are told."""
+    """Platforms, classes of work, precisions: a name, checked against the known ones where they are told."""
 
     of: str
 
     def read(self, node: Node, name: str, reading: Reading) -> str:
         text: str = Text(what=f"the name of a {self.of}", check=_word).read(node, name, reading)
-        known = reading.platforms if self.of == "platform" else cards.WORKLOADS
+        known = reading.platforms if self.of == "platform" else _CLOSED[self.of]
         if known and text not in known:
             message = f"{name}: there is no {self.of} {quoted(text)}{did_you_mean(text, known)}"
             fail(node, name, message, hint=f"known: {', '.join(sorted(known))}")
         return text
 
     def schema(self) -> dict[str, Any]:
-        if self.of == "workload":
-            return {"enum": list(cards.WORKLOADS)}
+        if self.of in _CLOSED:
+            return {"enum": list(_CLOSED[self.of])}
         return {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"}
 
 

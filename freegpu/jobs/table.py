@@ -242,6 +242,13 @@ FREEGPU = Group(
             example="train-amp-cnn",
         ),
         Field(
+            name="precision",
+            kind=Names(of="precision"),
+            about="`bf16`: only cards that have it in silicon, so no T4, V100 or P100.",
+            default="any",
+            example="bf16",
+        ),
+        Field(
             name="vram",
             kind=_size("an amount of memory such as 12 or 12+ (GB)"),
             about="GB of memory that each card must have at least.",

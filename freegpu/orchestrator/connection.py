@@ -171,6 +171,32 @@ def diagnose(adapter: Adapter, settings: Settings) -> Iterator[Finding]:
             detail=unseen,
             hint="`freegpu connect store URL` chooses one that both sides reach: s3: or drive:",
         )
+    elif (there := _out_of_reach(settings, adapter)) is not None:
+        yield there
+
+
+def _out_of_reach(settings: Settings, adapter: Adapter) -> Finding | None:
+    """A store at an address that only this machine or this network knows, and sessions that run elsewhere."""
+    known, url = adapter.capabilities, settings.store_for(adapter.name)
+    kind = shared.out_of_reach(url)
+    if not kind or known.here or known.sealed or known.attended:
+        return None
+    named = settings.platforms.get(adapter.name)
+    # an account with a provider means machines of the provider's; a host of one's own may be in the same network
+    provider = bool(getattr(adapter, "one_account", ""))
+    told = named is not None and bool(named.store)
+    detail = {
+        "loopback": f"{url} is an address of this machine itself: sessions there cannot reach it",
+        "private": f"{url} is an address of a private network: "
+        + ("sessions there cannot reach it" if provider else "only sessions inside it reach it"),
+    }[kind]
+    return Finding(
+        name="store",
+        # who said how sessions there see the store may know of a tunnel that we do not
+        ok=False if not told and (provider or kind == "loopback") else None,
+        detail=detail,
+        hint=f'use a store with a public address, or say in [platforms.{adapter.name}] how it is seen there: store = "..."',
+    )
 
 
 def chosen(settings: Settings, url: str) -> Settings:

@@ -345,6 +345,10 @@ class Waiting:
     avoid: Mapping[str, str] = field(default_factory=dict)
     #: what a checkpoint costs it, seconds of its slot; None: not known
     save_s: float | None = None
+    #: card -> speed relative to a T4, where it or its kin was seen to run; elsewhere the card table counts
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    #: deviation of the logarithm of `remaining_t4_s`; None: an estimate, or nothing
+    sigma: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -394,6 +398,8 @@ class Place:
     #: the two. Infinite: nothing is ever lost there
     losses: float = 0.0
     exposure_s: float = math.inf
+    #: card -> what the PyTorch there was built for, as agents reported; "" for cards that did not speak for themselves
+    archs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 Goal = Literal["jct", "makespan"]

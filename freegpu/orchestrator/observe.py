@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -26,7 +26,7 @@ from freegpu.jobs.lifecycle import (
     SessionState,
 )
 from freegpu.jobs.model import Needs
-from freegpu.orchestrator import sealed, tidying
+from freegpu.orchestrator import builds, gpu_use, sealed, tidying
 from freegpu.orchestrator.events import AVOID_S, EventDesk
 from freegpu.orchestrator.lanes import Lanes, Late, starting
 from freegpu.orchestrator.ledger import Ledger
@@ -82,6 +82,7 @@ class Observer:
                 except (StoreError, AdapterError) as error:
                     # not our agent's silence: we cannot hear, so nobody is judged
                     problems.append(str(error))
+        problems += tidying.settle(self.adapters, self.lanes)
         problems += tidying.sweep(self.ledger, self.adapters, self.lanes, self.now())
         return list(dict.fromkeys(problems))
 
@@ -276,12 +277,14 @@ class Observer:
                     started_at=session.started_at or now,
                     card_seen=card_seen(hello, observation, session.card),
                 )
-                self._check_card(session)
+                archs = self._keep_archs(session, hello)
+                self._check_card(session, archs)
         beat = mailbox.beat()
         counter = beat.get("counter") if beat else None
         if beat is not None and isinstance(counter, int) and counter > session.beat_counter:
+            seen = gpu_use.added(session.beat, beat, session.offer)
             self.ledger.note_session(
-                session.id, beat=beat, beat_counter=counter, silent_polls=0, polled_at=now
+                session.id, beat=seen, beat_counter=counter, silent_polls=0, polled_at=now
             )
             self._note_progress(session, beat)
         elif session.polled_at is None or self._counts(session.polled_at, now):
@@ -290,19 +293,28 @@ class Observer:
             )
         return self.ledger.session(session.id), beat
 
-    def _check_card(self, session: Session) -> None:
-        """Platforms substitute cards silently: a job that cannot use what came is taken off at once."""
-        if session.card_seen == session.card:
-            return
-        self.ledger.record(
-            "card_differs",
-            f"{session.card} was asked for, {session.card_seen} came",
-            session=session.id,
-            platform=session.platform,
-        )
+    def _keep_archs(self, session: Session, hello: Mapping[str, Any]) -> tuple[str, ...]:
+        """Remember what the PyTorch of this platform was built for: the next job need not find it out again."""
+        archs = builds.told(hello)
+        if archs:
+            key, card = builds.key(session.platform), session.card_seen or session.card
+            line = builds.noted(self.ledger.meta(key), card, archs, self.now())
+            self.ledger.set_meta(key, line)
+        return archs
+
+    def _check_card(self, session: Session, archs: Sequence[str] = ()) -> None:
+        """Platforms substitute cards silently, and give ones that their PyTorch does not know any more: a job that
+        cannot use what came is taken off at once."""
+        if session.card_seen != session.card:
+            self.ledger.record(
+                "card_differs",
+                f"{session.card} was asked for, {session.card_seen} came",
+                session=session.id,
+                platform=session.platform,
+            )
         for attempt in self.ledger.attempts(session=session.id, open_only=True):
             needs = self.ledger.job(attempt.job).spec.needs
-            why = unsuitable(needs, session.card_seen)
+            why = unsuitable(needs, session.card_seen, archs)
             if why and attempt.state is not AttemptState.STOPPING:
                 self.ledger.avoid(
                     attempt.job, session.platform, why, self.now() + timedelta(seconds=AVOID_S)
@@ -430,7 +442,7 @@ def card_seen(hello: Mapping[str, Any], observation: Observation | None, asked: 
     return (observation.card if observation is not None else "") or asked
 
 
-def unsuitable(needs: Needs, card: str) -> str:
+def unsuitable(needs: Needs, card: str, archs: Sequence[str] = ()) -> str:
     """Why a job with these needs cannot use this card; "" if it can."""
     names = [a.card for a in needs.accelerators]
     if names and not any(cards.fulfils(card, name) for name in names):
@@ -440,7 +452,8 @@ def unsuitable(needs: Needs, card: str) -> str:
     facts = cards.find(card)
     if needs.vram_gb and facts is not None and facts.vram_gb < needs.vram_gb:
         return f"{card} came with {facts.vram_gb:g} GB; the job needs {needs.vram_gb:g} GB"
-    return ""
+    fault = needs.refuses(card, archs)
+    return f"{card} came: {fault}" if fault else ""
 
 
 def _uptime(beat: Mapping[str, Any]) -> float:

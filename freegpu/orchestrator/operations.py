@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -75,9 +75,12 @@ from freegpu.orchestrator.whereabouts import Whereabouts, this_machine
 if TYPE_CHECKING:
     from freegpu.jobs.bundle import Plan
     from freegpu.jobs.spec import Loaded
+    from freegpu.orchestrator.card_views import Cards
     from freegpu.orchestrator.connection import Connected, PlatformConnected
+    from freegpu.orchestrator.matrix_results import Results
     from freegpu.orchestrator.model import Balance
     from freegpu.orchestrator.notify import Notifier
+    from freegpu.orchestrator.retrospect import Report
 
 # `status` is typed all day and needs neither YAML nor archives: what only some commands need is imported by them.
 
@@ -632,6 +635,27 @@ class Workspace:
             checkpoints=tuple(self.ledger.checkpoints(found.id)),
             events=tuple(self.ledger.events(job=found.id)),
         )
+
+    def cards(self, name: str | None, workload: str) -> Cards:
+        """Cards with their speeds for a class of work; `name`: everything about one that the table finds."""
+        from freegpu.orchestrator import card_views
+
+        return card_views.look(self.ledger, name, workload)
+
+    def results(self, name: str, *, everything: bool = False) -> Results:
+        """What the cells of a matrix came to."""
+        from freegpu.orchestrator import matrix_results
+
+        now = utc(self.clock)
+        return matrix_results.collect(self.ledger, name.strip(), now, everything=everything)
+
+    def report(self, weeks: int) -> Report:
+        """What the last weeks brought, as far as the ledger holds it."""
+        from freegpu.orchestrator import retrospect
+
+        now = utc(self.clock)
+        windows = {name: adapter.windows for name, adapter in self.adapters.items()}
+        return retrospect.look_back(self.ledger, windows, now - timedelta(weeks=weeks), now)
 
     def why(self, job: str) -> Why:
         """Why a job is where it is, and for every platform why it was chosen or not."""

@@ -269,6 +269,11 @@ def _reserved(held: Sequence[_Held], cut: datetime) -> float:
     return total
 
 
+def next_reset(window: Window, reading: Reading | None, at: datetime) -> datetime:
+    """When the weekly or monthly window around `at` ends, by the rhythm that a reading of any time told."""
+    return _fixed(window, reading, at)[1]
+
+
 def _fixed(window: Window, reading: Reading | None, now: datetime) -> tuple[datetime, datetime]:
     """Start and end of the weekly or monthly window around `now`.
 

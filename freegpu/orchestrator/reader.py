@@ -16,7 +16,7 @@ from typing import Any
 
 from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerCorruptError, LedgerError
 from freegpu.jobs.lifecycle import AttemptState, JobState, SessionState
-from freegpu.jobs.model import Needs
+from freegpu.jobs.model import JobSpec, Needs
 from freegpu.orchestrator import migrations, rows
 from freegpu.orchestrator.database import (
     FrozenConnection,
@@ -65,6 +65,11 @@ _EVENTS = _select("events", _of(AuditEvent))
 _READINGS = _select("readings r", _of(Reading))
 _SPEEDS = _select("speeds", _of(Speed))
 _CHECKPOINTS = _select("checkpoints", rows.CHECKPOINT_COLUMNS)
+
+
+def _reading(row: dict[str, Any]) -> Reading:
+    resets_at, as_of = rows.time(row["resets_at"]), rows.sure(row["as_of"])
+    return Reading(**{**row, "resets_at": resets_at, "as_of": as_of})
 
 
 class Reader:
@@ -219,6 +224,44 @@ class Reader:
         values = () if job_id is None else (job_id,)
         return [Speed(**{**row, "at": rows.sure(row["at"])}) for row in self._dicts(sql, *values)]
 
+    def jobs_like(self, name: str) -> list[Job]:
+        """Jobs with this name, or whose name goes on from it with a dash, in the order of submission."""
+        if not _storable(name):
+            return []
+        sql = _JOBS + " WHERE j.name = ? OR substr(j.name, 1, ?) = ? ORDER BY j.seq"
+        return [rows.job(row) for row in self._dicts(sql, name, len(name) + 1, f"{name}-")]
+
+    def runs(self, ids: Collection[str]) -> dict[str, tuple[str, str, float, datetime | None]]:
+        """job -> (platform, card) of its last attempt, seconds its command ran in attempts that ended, and since when
+        the open one runs, if one does."""
+        found: dict[str, tuple[str, str, float, datetime | None]] = {}
+        wanted = list(ids)
+        for at in range(0, len(wanted), 500):
+            marks, values = _any_of(wanted[at : at + 500])
+            columns = ("job", "platform", "card", "run_s", "state", "started_at")
+            sql = _select("attempts", columns) + f" WHERE job IN {marks} ORDER BY job, number"
+            for job, platform, card, run_s, state, started in self._fetch(sql, *values):
+                before = found[job][2] if job in found else 0.0
+                since = None if state == AttemptState.ENDED.value else rows.time(started)
+                found[job] = (platform, card, before + run_s, since)
+        return found
+
+    def kindred(self) -> list[tuple[str, float | None]]:
+        """(id, steps in all as it told) of jobs that are open, and of ended ones whose speed was noted."""
+        open_or_seen = " WHERE state IN (?, ?) OR id IN (SELECT job FROM speeds) ORDER BY seq"
+        sql = _select("jobs", ("id", "progress")) + open_or_seen
+        found = self._fetch(sql, JobState.PENDING.value, JobState.ACTIVE.value)
+        return [(id, rows.progress(told).total) for id, told in found]
+
+    def specs(self, ids: Collection[str]) -> list[tuple[str, str, JobSpec]]:
+        """(id, bundle, spec) of these jobs, those that there are."""
+        found, wanted = [], list(ids)
+        for at in range(0, len(wanted), 500):  # SQLite takes no more than 999 values in old builds
+            marks, values = _any_of(wanted[at : at + 500])
+            sql = _select("jobs", ("id", "bundle", "spec")) + f" WHERE id IN {marks}"
+            found += self._fetch(sql, *values)
+        return [(id, bundle, rows.spec(spec)) for id, bundle, spec in found]
+
     # --- attempts, sessions -------------------------------------------------------------------------
 
     def attempts(
@@ -288,16 +331,12 @@ class Reader:
             " (n.as_of > r.as_of OR (n.as_of = r.as_of AND n.id > r.id)))"
         )
         sql = _READINGS + _and(where, newest) + " ORDER BY platform, account, pool"
-        return [
-            Reading(
-                **{
-                    **row,
-                    "resets_at": rows.time(row["resets_at"]),
-                    "as_of": rows.sure(row["as_of"]),
-                }
-            )
-            for row in self._dicts(sql, *values)
-        ]
+        return [_reading(row) for row in self._dicts(sql, *values)]
+
+    def reading_history(self, since: datetime) -> list[Reading]:
+        """All live quota readings from then on, oldest first."""
+        sql = _READINGS + " WHERE r.as_of >= ? ORDER BY r.as_of, r.id"
+        return [_reading(row) for row in self._dicts(sql, self._moment(since))]
 
     def events(
         self,

@@ -12,14 +12,23 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from freegpu import cards
 from freegpu.adapters.base import Adapter, Offer, QuotaReport, Window, WindowKind
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.agent.wire import session_key
 from freegpu.config import Settings
 from freegpu.errors import AdapterError
 from freegpu.jobs.lifecycle import SessionState
-from freegpu.orchestrator import cells, learned, placement, quota, reckoning, shared, standing
+from freegpu.orchestrator import (
+    builds,
+    cells,
+    history,
+    learned,
+    placement,
+    quota,
+    reckoning,
+    shared,
+    standing,
+)
 from freegpu.orchestrator.act import Actor, Identity
 from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.lanes import Lanes
@@ -35,12 +44,12 @@ from freegpu.orchestrator.model import (
     Running,
     Session,
     Snapshot,
-    Speed,
     StartSession,
     Waiting,
 )
 from freegpu.orchestrator.observe import Observer
 from freegpu.orchestrator.pace import pace
+from freegpu.orchestrator.speeds import Kin
 
 #: a live quota reading is asked for again after this long, seconds
 READING_S = 60.0
@@ -92,6 +101,8 @@ class Reconciler:
         #: platforms are asked beside each other; a start or an upload may outlast a tick
         self.lanes = lanes or Lanes()
         self._welcomed: datetime | None = None
+        #: whose progress tells about which job
+        self._families: dict[str, Kin] = {}
         #: session -> what our last heartbeat to it said, and when
         self._answered: dict[str, tuple[Any, datetime]] = {}
 
@@ -213,23 +224,11 @@ class Reconciler:
         return tuple(replace(one, job=jobs[one.job.id]) for one in found)
 
     def _with_learned_lengths(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
-        """A job that has run knows better than its estimate how long the rest takes: its own steps a second."""
-        newest = {speed.job: speed for speed in self.ledger.speeds()} if waiting else {}
-        return tuple(
-            replace(job, remaining_t4_s=self._remaining_t4_s(job, newest[job.id]))
-            if job.id in newest
-            else job
-            for job in waiting
-        )
-
-    def _remaining_t4_s(self, waiting: Waiting, speed: Speed) -> float | None:
-        job = self.ledger.job(waiting.id)
-        total = job.progress.total
-        if total is None or speed.steps_per_s <= 0:
-            return None
-        done = (job.checkpoint.step if job.checkpoint else 0) or 0
-        seconds = max(0.0, total - done) / speed.steps_per_s
-        return seconds * cards.speed(speed.card, waiting.needs.workload)
+        """A job that has run, or whose kin has, knows better than its estimate how long the rest takes."""
+        book, families = history.book(self.ledger, self._families)
+        if book is None:
+            return waiting
+        return tuple(book.told(job, families.get(job.id)) for job in waiting)
 
     def _free_slots(self, sessions: list[Session]) -> tuple[FreeSlot, ...]:
         """Slots of sessions that are alive now and take work; a silent session gets none."""
@@ -296,6 +295,7 @@ class Reconciler:
                     learned=self.learned(name, adapter),
                     losses=lost,
                     exposure_s=lived,
+                    archs=self._archs(name, adapter),
                     blocked_until=until if closed else None,
                     blocked_why=unseen or (why if closed else ""),
                     as_of=as_of,
@@ -383,6 +383,11 @@ class Reconciler:
             pool: learned.learn([s for s in past if s.pool == pool], window, self.now())
             for pool, window in pools.items()
         }
+
+    def _archs(self, name: str, adapter: Adapter) -> dict[str, tuple[str, ...]]:
+        """What the PyTorch there was built for. Whoever meters its cards runs one image on all of them."""
+        metered = any(w.kind is not WindowKind.NONE for w in adapter.windows.values())
+        return builds.known(self.ledger.meta(builds.key(name)), self.now(), one_image=metered)
 
     def _reading_due(self, name: str, adapter: Adapter) -> bool:
         if not adapter.capabilities.reports_quota:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from freegpu.adapters.base import Adapter
 from freegpu.adapters.stores import open_any, orchestrator_only
 from freegpu.agent import stores
-from freegpu.agent.stores import sigv4
+from freegpu.agent.stores import s3_place, sigv4
 from freegpu.agent.stores.base import (
     Access,
     ForeignStore,
@@ -163,6 +165,29 @@ def unseen(settings: Settings, adapter: Adapter) -> str:
     if folder_of(url) is not None and not known.here and not (named is not None and named.store):
         return f"sessions there cannot open {url}, a folder of this machine: {say}, or choose a store that both reach"
     return ""
+
+
+def out_of_reach(url: str) -> str:
+    """Which kind of address an s3 store has that means nothing elsewhere: "loopback", "private", or "" if it has none.
+
+    Offline: a name is judged by its ending and never looked up.
+    """
+    if not url.startswith("s3:"):
+        return ""
+    try:
+        host = urlsplit(s3_place.place(url.removeprefix("s3:"))[2]).hostname or ""
+    except ValueError:
+        return ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return "loopback"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        local = "." not in host or host.endswith((".local", ".lan", ".internal", ".home.arpa"))
+        return "private" if local else ""
+    if address.is_loopback or address.is_unspecified:
+        return "loopback"
+    return "private" if not address.is_global else ""
 
 
 def secrets_for(

@@ -13,13 +13,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from freegpu.adapters.base import Adapter, SessionRef, Tidy
+from freegpu.adapters.base import Adapter, SessionRef, Tidy, Unsettled
 from freegpu.errors import AdapterError
 from freegpu.orchestrator.lanes import Lanes, Late
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Session
 
-__all__ = ["note", "sweep"]
+__all__ = ["note", "settle", "sweep"]
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,15 @@ AGAIN_S, FOR_S = 300.0, 14 * 86400.0
 
 
 def note(ledger: Ledger, session: Session, adapters: Mapping[str, Adapter]) -> None:
-    """Remember that this session's leftovers are to be removed, if its platform has such."""
+    """Remember that this session's leftovers are to be removed, if its platform has such.
+
+    A start that was never answered has no handle, and may have left a Studio with credentials in it: its key stands there.
+    """
     adapter = adapters.get(session.platform)
-    if session.ref and isinstance(_inner(adapter), Tidy):
+    if isinstance(_inner(adapter), Tidy):
         left = _left(ledger)
-        left.setdefault(session.id, {"platform": session.platform, "ref": session.ref})
+        ref = session.ref or session.key
+        left.setdefault(session.id, {"platform": session.platform, "ref": ref})
         _write(ledger, left)
 
 
@@ -68,6 +72,30 @@ def sweep(
         else:
             del left[session]
         _write(ledger, left)
+    return problems
+
+
+def settle(adapters: Mapping[str, Adapter], lanes: Lanes) -> list[str]:
+    """Let platforms give back what starts without an answer have got; returns problems, as sentences.
+
+    Not only while a job waits or a session is open: what came late runs, and costs, when everything else is over.
+    """
+    problems = []
+    for platform, adapter in adapters.items():
+        inner: Any = _inner(adapter)
+        if not isinstance(inner, Unsettled):
+            continue
+        asked: Any = adapter
+        if not lanes.under_way(platform, "settle"):
+            if not inner.unsettled():
+                continue
+            lanes.call(platform, "settle", asked.settle, vital=True)
+        try:
+            lanes.take(platform, "settle", wait_s=WAIT_S)
+        except Late:
+            continue
+        except AdapterError as error:
+            problems.append(f"{platform}: {error.message}")
     return problems
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,12 @@ import pytest
 
 from freegpu.testing.colab_server import ColabServer
 from freegpu.testing.suites import AdapterSuite, Stage
+from tests.contract.colab import colab_fixture
 from tests.servers.colab_cli import colab_program
 
+__all__ = ["colab_fixture"]
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ColabServer]:
-    """A loopback Colab that this process and its children reach, and nothing else outside."""
-    with ColabServer(tmp_path / "colab") as server:
-        for name, value in server.env.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.refused == []
 
 
 class TestColab(AdapterSuite):

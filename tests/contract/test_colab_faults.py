@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from freegpu.adapters.base import PlatformState, SessionRef
-from freegpu.adapters.colab import ColabAdapter, forget_block
+from freegpu.adapters.colab import ColabAdapter, account, forget_block
 from freegpu.clock import SystemClock
 from freegpu.errors import (
     AdapterError,
@@ -27,38 +27,11 @@ from freegpu.errors import (
 from freegpu.testing.colab_server import ColabServer
 from freegpu.testing.suites import Stage
 from freegpu.testing.suites.stage import until
-from tests.servers.colab_cli import colab_program
+from tests.contract.colab import ACCEPTED, colab_fixture, posts, stage_fixture
+
+__all__ = ["colab_fixture", "stage_fixture"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-ACCEPTED = {"accepted": "free-unattended-use"}
-
-
-@pytest.fixture
-def colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ColabServer]:
-    """A loopback Colab; whoever asks for another host has failed the test."""
-    with ColabServer(tmp_path / "colab") as server:
-        for name, value in server.env.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.refused == []
-
-
-@pytest.fixture
-def stage(colab: ColabServer, tmp_path: Path) -> Iterator[Stage]:
-    """The adapter with a home and a store."""
-    options = {**ACCEPTED, "cli": colab_program(), "token": str(colab.folder / "token.json")}
-
-    def make(home: Path) -> ColabAdapter:
-        return ColabAdapter.from_options("colab-cli", options, home=home, clock=SystemClock())
-
-    stage = Stage(tmp_path / "stage", make, patience_s=60)
-    yield stage
-    colab.set_faults(unknown_word=None, lies_running=None, fail=None, expired_token=None)
-    stage.close()
-
-
-def posts(colab: ColabServer) -> int:
-    return sum(heard.operation == "assign" for heard in colab.requests)
 
 
 def refused(stage: Stage) -> AdapterError:
@@ -170,7 +143,8 @@ def test_a_start_that_was_killed_half_way_leaves_no_runtime(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage.adapter, "_run", killed)
+    adapter: Any = stage.adapter
+    monkeypatch.setattr(adapter._starts, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         stage.adapter.start(request)
     assert len(colab.endpoints()) == 1
@@ -247,5 +221,152 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_asked(tmp_path: Path
     with pytest.raises(ConfigError, match="rtx"):
         make(**ACCEPTED, gpus=["rtx"])
     with pytest.raises(MissingSDKError):
-        make(**ACCEPTED, cli=str(tmp_path / "nothing")).program()
+        make(**ACCEPTED, cli=str(tmp_path / "nothing"))._program.path()
     assert make(**ACCEPTED).observe([SessionRef("x")])[SessionRef("x")].state is PlatformState.GONE
+
+
+def test_an_answer_that_never_comes_ends_by_our_own_deadline(
+    colab: ColabServer, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request of ours and each call of the program has its own limit."""
+    monkeypatch.setattr(account, "_REQUEST_S", 1.0)
+    adapter: Any = stage.make(stage.home)
+    colab.set_faults(hang_s={"value": 5, "only": ["ccu-info", "list"]})
+    for call in (adapter.offers, adapter.quota):
+        began = time.monotonic()
+        with pytest.raises(UnreachableError, match="does not answer"):
+            call()
+        assert time.monotonic() - began < 4
+    findings = {finding.name: finding for finding in adapter.diagnose("drive:x")}
+    assert findings["quota"].ok is False
+    adapter.close()
+
+
+def test_what_ends_a_session_is_the_list_and_what_lies_is_given_back_all_the_same(
+    colab: ColabServer, stage: Stage
+) -> None:
+    """A runtime that was killed and is said to run: we repeat what Colab says, and a stop takes it off the list."""
+    ref = stage.start("s-lies")
+    colab.set_faults(lies_running=True)
+    assert colab.lose() == 1
+    assert stage.state(ref) is PlatformState.RUNNING
+    stage.adapter.stop(ref)
+    assert stage.state(ref) is PlatformState.ENDED
+
+
+def test_another_card_in_silence_is_seen_at_the_first_look(
+    colab: ColabServer, stage: Stage
+) -> None:
+    """An L4 for a T4: the start goes through, and the observation names what came."""
+    colab.set_faults(wrong_card="L4")
+    ref = stage.start("s-swap")
+    assert stage.adapter.observe([ref])[ref].card == "L4"
+
+
+@pytest.mark.parametrize("broken", ["forgotten", "failing", "missing"])
+def test_a_stop_does_not_need_the_program(colab: ColabServer, stage: Stage, broken: str) -> None:
+    """It says "not found" with exit code 0 for what it forgot, dies, or is uninstalled: the account's list decides."""
+    ref = stage.start("s-stop")
+    adapter: Any = stage.adapter
+    if broken == "forgotten":
+        place = stage.home / "colab" / "colab-cli" / "s-stop"
+        (place / ".config" / "colab-cli" / "sessions.json").write_text("{}")
+    elif broken == "failing":
+        adapter._program.cli = "/bin/false"
+    else:
+        adapter._program.cli = str(stage.home / "nothing")
+    assert len(colab.endpoints()) == 1
+    adapter.stop(ref)
+    assert colab.endpoints() == []
+    assert stage.state(ref) is PlatformState.ENDED
+
+
+def test_tidying_gives_back_what_runs_and_forgets_the_session(
+    colab: ColabServer, stage: Stage
+) -> None:
+    """Twice is fine, and so is a session that nobody knows."""
+    ref = stage.start("s-tidy")
+    adapter: Any = stage.adapter
+    adapter.tidy(ref)
+    assert colab.endpoints() == []
+    assert not (stage.home / "colab" / "colab-cli" / "s-tidy").exists()
+    adapter.tidy(ref)
+    adapter.tidy(SessionRef("../.."))
+    assert stage.state(ref) is PlatformState.GONE
+
+
+def test_output_that_came_short_is_shown_as_far_as_it_came_and_goes_on_later(
+    colab: ColabServer, stage: Stage
+) -> None:
+    """A log shorter than what was read before shows nothing twice; when the runtime is gone, what was read stays."""
+    ref = stage.start("s-short")
+    page = until(lambda: (p := stage.adapter.logs(ref)).text and p, seconds=30)
+    (log,) = (colab.folder / "machines").glob("gpu-*/content/freegpu-s-short.log")
+    whole = log.read_bytes()
+    log.write_bytes(whole[:5])
+    short = stage.adapter.logs(ref, cursor=page.cursor)
+    assert (short.text, short.cursor) == ("", page.cursor)
+    log.write_bytes(whole + b"more\n")
+    assert stage.adapter.logs(ref, cursor=page.cursor).text == "more\n"
+    colab.lose()
+    assert stage.adapter.logs(ref).text == whole.decode() + "more\n"
+
+
+def test_what_is_wrong_is_found_with_a_hint(colab: ColabServer, stage: Stage) -> None:
+    """Good: program, credentials, quota, clock; bad: a clock that is off, no balance, a block, a program that is gone."""
+    adapter: Any = stage.adapter
+
+    def found(store: str = "drive:x") -> dict[str, Any]:
+        return {finding.name: finding for finding in adapter.diagnose(store)}
+
+    assert [finding.ok for finding in found().values()] == [True] * 4
+    assert "compute units are left" in found()["quota"].detail
+    assert "mount no Drive" in found("folder:/content/drive")["store"].detail
+    colab.set_faults(skew_s=900)
+    assert found()["clock"].ok is False
+    assert found()["clock"].hint
+    colab.set_faults(skew_s=None)
+    adapter.only_paid = True
+    assert found()["quota"].ok is None
+    assert "only_paid" in found()["quota"].detail
+    path = colab.folder / "token.json"
+    kept = path.read_bytes()
+    path.unlink()
+    assert "has no sign-in" in found()["credentials"].detail
+    path.write_bytes(kept)
+    adapter._account.block()
+    assert "blocked" in found()["account"].detail
+    forget_block(stage.home, "colab-cli")
+    adapter._program.cli = str(stage.home / "nothing")
+    assert "is not there" in found()["installed"].detail
+
+
+def test_a_runtime_that_freegpu_did_not_start_is_never_touched(
+    colab: ColabServer, stage: Stage
+) -> None:
+    """The user's own notebook of the same account lives through start, stop, a sweep, and tidying."""
+    colab.set_account(most=3)
+    mine = stage.folder / "mine"
+    adapter: Any = stage.adapter
+    mine.mkdir()
+    adapter._program.run(mine, ["new", "-s", "notebook", "--gpu", "T4"])
+    (theirs,) = colab.endpoints()
+    ref = stage.start("s-ours")
+    assert len(colab.endpoints()) == 2
+    adapter.settle()
+    adapter.tidy(ref)
+    assert colab.endpoints() == [theirs]
+
+
+def test_a_sign_in_that_ends_while_a_runtime_is_asked_for_leaves_nothing(
+    colab: ColabServer, stage: Stage
+) -> None:
+    """A 401 to the assignment is a sign-in, not a refusal: nothing is in doubt, and nothing runs."""
+    request = stage.adapter.render(stage.launch("s-expired"))
+    colab.set_faults(expired_token={"value": True, "only": ["assign"]})
+    with pytest.raises(AuthError):
+        stage.adapter.start(request)
+    colab.set_faults(expired_token=None)
+    adapter: Any = stage.adapter
+    assert not adapter.unsettled()
+    assert colab.endpoints() == []

@@ -212,6 +212,39 @@ def test_what_a_session_leaves_behind_is_removed_once_also_after_a_crash(world: 
     assert littering.tidied == [attempt.session]
 
 
+class Doubtful(Platform):
+    """A start of it may have got something that nobody has seen yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubt, self.settled, self.stuck = False, 0, False
+
+    def unsettled(self) -> bool:
+        return self.doubt
+
+    def settle(self) -> None:
+        if self.stuck:
+            raise UnreachableError("502")
+        self.settled += 1
+        self.doubt = False
+
+
+def test_what_a_start_may_have_got_is_settled_by_any_tick_also_with_nothing_to_do(
+    world: World,
+) -> None:
+    """No job waits and no session is open: what came late costs all the same. Asked only while there is a doubt."""
+    doubtful = Doubtful()
+    world.adapters["pretend"] = doubtful
+    world.tick()
+    assert doubtful.settled == 0
+    doubtful.doubt = doubtful.stuck = True
+    assert "pretend: 502" in world.tick(1.0).problems
+    doubtful.stuck = False
+    world.tick(1.0)
+    world.tick(1.0)
+    assert doubtful.settled == 1
+
+
 class Sealed(Platform):
     """Its sessions reach nothing: what they need goes in, what they wrote comes out when they are over."""
 

@@ -1,51 +1,80 @@
 """Google's own `colab` program for tests, unmodified, in an environment of its own: made once, then used as it is.
 
-It needs Python 3.12 or newer, which freegpu itself does not. `python -m tests.servers.colab_cli` makes it ahead.
+It needs Python 3.12 or newer, which freegpu itself does not. `make test` makes it ahead, by
+`python -m tests.servers.colab_cli`: the tests themselves reach nothing from which it could be installed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.servers.present import absent
+from tests.servers.present import NEEDED, absent
 
 VERSION = "0.7.5"
 _WANTED = f"google-colab-cli=={VERSION}"
 _NEW_ENOUGH = "import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 12))"
 
 
+class AbsentError(Exception):
+    """Why the program cannot be had on this machine; one sentence."""
+
+
+def _place() -> Path:
+    return Path(sys.prefix) / "colab-cli"
+
+
+def _stamp() -> Path:
+    """Written last: what was interrupted is made anew."""
+    return _place() / f"made-{VERSION}"
+
+
 def colab_program() -> str:
-    """The path of the program; made on first use. Skips the test, or fails it in CI, where it cannot be had."""
-    place = Path(sys.prefix) / "colab-cli"
-    program, stamp = place / "bin" / "colab", place / f"made-{VERSION}"
+    """The path of the program. Skips the test, or fails it in CI, where it was not made ahead."""
+    if not _stamp().exists():
+        absent(
+            f"Google's colab program {VERSION} is not there: `make test` installs it ahead, given Python 3.12 or newer"
+        )
+    return str(_place() / "bin" / "colab")
+
+
+def prepare() -> None:
+    """Make the environment, quick if it is there. AbsentError: it cannot be made."""
+    place, stamp = _place(), _stamp()
     if stamp.exists():
-        return str(program)
-    place.parent.mkdir(parents=True, exist_ok=True)
+        return
     with open(place.parent / "colab-cli.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists():
             _make(place)
             stamp.touch()
-    return str(program)
 
 
 def _make(place: Path) -> None:
     python = next(filter(_good, _candidates()), None)
     if python is None:
-        absent("Google's colab program needs Python 3.12 or newer, and none is on this machine")
+        raise AbsentError("it needs Python 3.12 or newer, and none is on this machine")
     shutil.rmtree(place, ignore_errors=True)
     made = subprocess.run([python, "-m", "venv", str(place)], capture_output=True, text=True)
     if made.returncode:
-        absent(f"{python} makes no virtual environment: {made.stderr.strip()[-300:]}")
-    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", _WANTED]
-    installed = subprocess.run(pip, capture_output=True, text=True, timeout=900)
+        raise AbsentError(f"{python} makes no virtual environment: {_last(made.stderr)}")
+    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--retries=1"]
+    try:
+        installed = subprocess.run([*pip, _WANTED], capture_output=True, text=True, timeout=900)
+    except subprocess.TimeoutExpired:
+        raise AbsentError(f"{_WANTED} was not installed within 15 minutes") from None
     if installed.returncode:
-        absent(f"{_WANTED} cannot be installed: {installed.stderr.strip()[-300:]}")
+        raise AbsentError(f"{_WANTED} cannot be installed: {_last(installed.stderr)}")
+
+
+def _last(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if "notice" not in line]
+    return lines[-1].strip()[-300:] if lines else "it does not say why"
 
 
 def _candidates() -> Iterator[str]:
@@ -68,5 +97,17 @@ def _good(python: str) -> bool:
         return False
 
 
+def main() -> int:
+    """Prepare it and say so if that fails; 1 only where every server is needed."""
+    try:
+        prepare()
+    except AbsentError as error:
+        needed = bool(os.environ.get(NEEDED))
+        what = f"and {NEEDED} is set" if needed else "so the tests of Colab are skipped"
+        print(f"Google's colab program is not to be had, {what}: {error}", file=sys.stderr)
+        return 1 if needed else 0
+    return 0
+
+
 if __name__ == "__main__":
-    print(colab_program())
+    sys.exit(main())

@@ -11,6 +11,7 @@ import pytest
 
 from freegpu.agent import gpu, preflight, wire
 from freegpu.agent.disk import LOW, RESERVE, DiskWatch
+from freegpu.cards.filters import runs_on
 
 TWO_T4 = """1, Tesla T4, 15360, GPU-b, 535.104.05
 0, Tesla T4, 15360, GPU-a, 535.104.05
@@ -143,6 +144,19 @@ def test_another_card_no_card_and_a_card_that_does_not_work_are_told(
     ]
     nothing = preflight.facts(profile(T4, tmp_path), answers(smi, {**torch, "cards": []}))
     assert "PyTorch 2.9 sees no card" in nothing["problems"]
+
+
+@pytest.mark.parametrize("capability", [(6, 0), (7, 5), (8, 6), (8, 9), (9, 0), (12, 0)])
+@pytest.mark.parametrize(
+    "archs", [["sm_75", "sm_80", "sm_86"], ["sm_90"], ["sm_50", "compute_90"], ["sm_100", "sm_120"]]
+)
+def test_what_a_build_runs_on_is_the_card_tables_rule(
+    capability: tuple[int, int], archs: list[str]
+) -> None:
+    """An L4 (8.9) takes sm_86 code: the agent once told every L4's user that PyTorch was not built for it."""
+    card = {"index": 0, "name": "X", "capability": list(capability), "works": True}
+    found = preflight.problems([], [], {"arch_list": archs, "cards": [card]})
+    assert (found == []) is runs_on(capability, archs)
 
 
 def test_a_cpu_session_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from freegpu.agent.stores.folder import FolderStore
 from freegpu.config import Settings
 from freegpu.errors import ConfigError, ForeignStoreError, SharedStoreError
 from freegpu.orchestrator.ledger import Ledger
-from freegpu.orchestrator.shared import folder_of, open_shared
+from freegpu.orchestrator.shared import folder_of, open_shared, out_of_reach
 from freegpu.testing.clock import ManualClock
 
 
@@ -207,3 +207,26 @@ def test_the_folder_behind_a_url_is_known() -> None:
     assert folder_of("/a/b") == Path("/a/b")
     assert folder_of("/a/with:colon") == Path("/a/with:colon")
     assert folder_of("s3:bucket/prefix") is None
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("s3://bucket/x?endpoint=http://127.0.0.1:9000", "loopback"),
+        ("s3://bucket/x?endpoint=http://localhost:9000", "loopback"),
+        ("s3://bucket/x?endpoint=http://[::1]:9000", "loopback"),
+        ("s3://bucket/x?endpoint=http://192.168.1.5:9000", "private"),
+        ("s3://bucket/x?endpoint=https://10.0.0.5", "private"),
+        ("s3://bucket/x?endpoint=http://nas:9000", "private"),
+        ("s3://bucket/x?endpoint=http://nas.local:9000", "private"),
+        ("s3://bucket/x?endpoint=https://8.8.8.8", ""),
+        ("s3://bucket/x?endpoint=https://s3.example.org", ""),
+        ("s3://bucket/x", ""),
+        ("s3://", ""),
+        ("folder:/data", ""),
+        ("drive:freegpu", ""),
+    ],
+)
+def test_an_address_that_means_nothing_elsewhere_is_known_for_one(url: str, kind: str) -> None:
+    """By the URL alone, without asking anybody."""
+    assert out_of_reach(url) == kind

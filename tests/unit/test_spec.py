@@ -32,6 +32,7 @@ resources: {accelerators: [T4, L4, A100], memory: 10+, cpus: 4+, disk_size: 50}
 num_nodes: 1
 freegpu:
   workload: train-amp-cnn
+  precision: bf16
   vram: 12+
   estimate: 6h on T4
   checkpoint: {path: ckpt, every: 10m, keep: 3, grace: 90s, window: 2}
@@ -104,6 +105,7 @@ def test_every_field_reaches_the_spec(tmp_path: Path) -> None:
             disk_gb=50,
             platforms=("kaggle", "colab"),
             workload="train-amp-cnn",
+            precision="bf16",
         ),
         estimate=Estimate(seconds=6 * 3600, card="T4"),
         checkpoint=Checkpointing(path="ckpt", every_s=600, keep=3, grace_s=90, window=2),
@@ -684,3 +686,15 @@ def test_reading_specs_imports_no_database_and_no_pydantic() -> None:
 def test_limits_are_those_the_reference_names() -> None:
     """A reader may rely on them."""
     assert (document.MAX_BYTES, document.MAX_DEPTH, document.MAX_VALUES) == (1 << 20, 32, 50_000)
+
+
+def test_cards_that_cannot_compute_in_bf16_are_refused_where_they_are_all_that_is_asked_for() -> (
+    None
+):
+    """Such a job would wait for ever; with one card that can, the others are passed over when it is placed."""
+    error = refused("run: x\nresources: {accelerators: [T4, V100]}\nfreegpu: {precision: bf16}")
+    assert "T4 and V100 cannot compute in it" in error.message
+    spec = one("run: x\nresources: {accelerators: [T4, L4]}\nfreegpu: {precision: bf16}")
+    assert spec.needs.refuses("T4")
+    assert not spec.needs.refuses("L4")
+    assert "did you mean bf16?" in refused("run: x\nfreegpu: {precision: bf1}").message

@@ -27,7 +27,7 @@ PAID = "paid-use"
     "--paid-ceiling",
     type=float,
     metavar="CREDITS",
-    help="Credits that may be used beyond the balance; 0 (default): none.",
+    help="Credits a month that may be used beyond the balance; 0 takes that back (default: none).",
 )
 @click.option("--accept", metavar="WORD", help=f"Say {PAID} to allow what --paid-ceiling names.")
 @click.option("--as", "name", default="lightning", metavar="NAME", help="What to call it here.")

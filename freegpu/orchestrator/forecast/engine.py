@@ -239,12 +239,11 @@ class _Engine:
             if what is _What.LIVE:
                 self._live(about)
                 return None in about.seats
-            elif what is _What.FREED:
+            if what is _What.FREED:
                 return self._freed(about, version)
-            elif what is _What.IDLE:
+            if what is _What.IDLE:
                 return self._idle(about)
-            else:
-                self._end(about, "lost" if what is _What.LOSS else "limit")
+            self._end(about, "lost" if what is _What.LOSS else "limit")
         elif isinstance(about, tuple):
             return self._finished(*about)
         elif isinstance(about, Purse):

@@ -27,7 +27,8 @@ from freegpu.testing.platform_server import Heard, PlatformServer, Reply
 __all__ = ["ACCOUNT", "ColabServer"]
 
 XSSI = ")]}'\n"
-#: an account without a paid balance. `refuse`: {"status": s, "outcome": o} for every assignment
+#: an account without a paid balance. `refuse`: {"status": s, "outcome": o} for every assignment; `late_s`: seconds that
+#: one takes, also when nobody waits for it any more
 ACCOUNT: Mapping[str, Any] = MappingProxyType(
     {
         "balance": 0,
@@ -38,6 +39,7 @@ ACCOUNT: Mapping[str, Any] = MappingProxyType(
         "ineligible": ["L4", "A100"],
         "most": 1,
         "refuse": None,
+        "late_s": 0,
     }
 )
 #: what the driver says of the accelerators that Colab names
@@ -272,6 +274,7 @@ class ColabServer(PlatformServer):
             return _refusal(int(has["refuse"]["status"]), has["refuse"].get("outcome"))
         if wanted not in (*has["eligible"], "NONE"):
             return Reply(status=400, body=b"<html>Bad Request</html>")
+        time.sleep(float(has["late_s"]))
         came = str(self.fault("wrong_card", "assign") or wanted)
         known = cards.find(came)
         accelerator = known.name if known is not None and known.name in _DRIVER else came

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 import secrets
 import time
@@ -76,6 +77,12 @@ class LightningServer(PlatformServer):
         self.full: set[str] = set()
         #: sources of the balance that lie, by operation
         self.wrong_balance: dict[str, float] = {}
+        #: all that was ever used, of jobs that are deleted
+        self.spent = 0.0
+        #: a card pays when the credits are used up: so many are bought each time
+        self.top_up = 0.0
+        #: jobs that are there and that lists do not show yet, by id
+        self.unlisted: set[str] = set()
         self.studios: dict[str, dict[str, Any]] = {}
         self.files: dict[str, dict[str, bytes]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -157,7 +164,14 @@ class LightningServer(PlatformServer):
     # --- money ------------------------------------------------------------------------------------------
 
     def _left(self) -> float:
-        return self.credits - sum(self._cost(job) for job in self.jobs.values())
+        left = self.credits - self._running_up()
+        while self.top_up and left <= 0:
+            self.credits += self.top_up
+            left += self.top_up
+        return left
+
+    def _running_up(self) -> float:
+        return sum(self._cost(job) for job in self.jobs.values())
 
     def _cost(self, job: Mapping[str, Any]) -> float:
         record = self.machines.record(str(job["id"]))
@@ -170,7 +184,7 @@ class LightningServer(PlatformServer):
         return self._told("project_balance", {"projectId": PROJECT, "transactions": []})
 
     def _user_balance(self, heard: Heard, _: str) -> Reply:
-        return self._told("user_balance", {"totalSpent": self.credits - self._left()})
+        return self._told("user_balance", {"totalSpent": self.spent + self._running_up()})
 
     def _account_balance(self, heard: Heard, _: str) -> Reply:
         return self._told("account_balance", {})
@@ -188,10 +202,16 @@ class LightningServer(PlatformServer):
     def _create_studio(self, heard: Heard, _: str) -> Reply:
         body, id_ = heard.json, f"cs-{secrets.token_hex(6)}"
         name = self._free(str(body["name"]), self.studios)
-        studio = {"id": id_, "name": name, "projectId": PROJECT, "clusterId": body["clusterId"]}
+        studio = {
+            "id": id_, "name": name, "projectId": PROJECT, "clusterId": body["clusterId"],
+            "createdAt": self._moment(),
+        }  # fmt: skip
         self.studios[id_] = studio
         self.files[id_] = {}
         return Reply(json=studio)
+
+    def _moment(self) -> str:
+        return datetime.fromtimestamp(self.now(), UTC).isoformat()
 
     def _free(self, name: str, taken: Mapping[str, Mapping[str, Any]]) -> str:
         """A taken name is suffixed in silence, as there."""
@@ -255,12 +275,12 @@ class LightningServer(PlatformServer):
                 400, "insufficient balance to start the cloud space, top up and try again"
             )
         id_ = f"job-{secrets.token_hex(6)}"
-        created = datetime.now(UTC).isoformat()
+        created = self._moment()
         job = {
             "id": id_, "name": self._free(str(body["name"]), self.jobs), "projectId": PROJECT,
-            "spec": spec, "createdAt": created, "startedAt": created, "price": row[3], "stop": False,
+            "spec": spec, "createdAt": created, "startedAt": created, "price": row[3], "stop": 0.0,
         }  # fmt: skip
-        job["funds_s"] = left * 3600 / row[3]
+        job["funds_s"] = math.inf if self.top_up else left * 3600 / row[3]
         self.jobs[id_] = job
         wrong = self.fault("wrong_card", "create_job")
         name = wrong or {"T4": "Tesla T4"}.get(row[0], f"NVIDIA {row[0]}")
@@ -269,7 +289,7 @@ class LightningServer(PlatformServer):
             ["/bin/bash", "-e", "-c", spec["command"]],
             files={f"home/{p}": data for p, data in self.files[spec["cloudspaceId"]].items()},
             cards=Hardware(name=name, count=row[2]) if row[2] else None,
-            limit_s=job["funds_s"],
+            limit_s=None if self.top_up else job["funds_s"],
             reason=OUT_OF_FUNDS,
             cwd="home",
         )
@@ -285,6 +305,10 @@ class LightningServer(PlatformServer):
             # by the money and not by the watcher's note, which comes a moment after the kill
             lasted = float(record["ended"] or time.time()) - float(record["started"])
             message = OUT_OF_FUNDS if lasted >= float(job["funds_s"]) else "the machine is gone"
+        if job["stop"] and time.monotonic() - job["stop"] > 5 and self.machines.alive(id_):
+            # what was just being started when the word came did not hear it
+            self.jobs[id_]["stop"] = time.monotonic()
+            self.machines.ask_to_end(id_)
         if self.machines.alive(id_):
             state = "stopping" if job["stop"] else "running"
         elif job["stop"] or message == OUT_OF_FUNDS:
@@ -297,10 +321,14 @@ class LightningServer(PlatformServer):
         state = str(self.fault("unknown_word", "job") or state)
         hidden = ("price", "stop", "funds_s")
         told = {name: value for name, value in job.items() if name not in hidden}
+        ended = record.get("ended") if not self.machines.alive(id_) else None
+        if ended is not None:
+            told["stoppedAt"] = datetime.fromtimestamp(float(ended), UTC).isoformat()
         return {**told, "state": state, "message": message, "totalCost": self._cost(job)}
 
     def _list_jobs(self, heard: Heard, _: str) -> Reply:
-        return Reply(json={"jobs": [self._shown(job) for job in self.jobs.values()]})
+        rows = [self._shown(job) for id_, job in self.jobs.items() if id_ not in self.unlisted]
+        return Reply(json={"jobs": rows})
 
     def _find_job(self, heard: Heard, _: str) -> Reply:
         return self.error(501, "Method Not Allowed")
@@ -310,13 +338,15 @@ class LightningServer(PlatformServer):
 
     def _update_job(self, heard: Heard, id_: str) -> Reply:
         if heard.json.get("state") == "stop":
-            self.jobs[id_]["stop"] = True
+            self.jobs[id_]["stop"] = time.monotonic()
             self.machines.ask_to_end(id_)
         return Reply(json=self._shown(self.jobs[id_]))
 
     def _delete_job(self, heard: Heard, id_: str) -> Reply:
         self.machines.kill(id_)
-        self.credits -= self._cost(self.jobs.pop(id_))
+        cost = self._cost(self.jobs.pop(id_))
+        self.credits -= cost
+        self.spent += cost
         return Reply(json={})
 
     def _logs(self, heard: Heard, _: str) -> Reply:

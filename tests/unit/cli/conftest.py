@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +19,12 @@ from freegpu.cli.call import Call
 from freegpu.cli.output import Output
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState
 from freegpu.jobs.model import Accelerator, JobSpec, Needs
+from freegpu.orchestrator import card_views
 from freegpu.orchestrator.connection import Connected, PlatformConnected
-from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score
+from freegpu.orchestrator.matrix_results import Cell, Results
+from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score, Speed
 from freegpu.orchestrator.probe import Latency, Measured, Space
+from freegpu.orchestrator.retrospect import JobUse, PoolUse, Report
 from freegpu.orchestrator.views import (
     BundleInfo,
     CellMade,
@@ -295,6 +298,101 @@ MEASURED = Measured(
 )
 
 
+RESULTS = Results(
+    name="sweep",
+    params=("LR", "SEED"),
+    metrics=("loss", "note"),
+    cells=tuple(
+        Cell(
+            job=f"k3x9f{at}",
+            name=f"sweep-lr{lr}-seed{at}",
+            params={"LR": lr, "SEED": str(at)},
+            state=state,
+            platform="kaggle" if at else "",
+            card="T4" if at else "",
+            seconds=3725.0 * at,
+            step=100.0 * at if at else None,
+            total=4000.0 if at else None,
+            metrics={"loss": loss, "note": "a,b"} if loss is not None else {},
+        )
+        for at, (lr, state, loss) in enumerate(
+            (
+                ("1e-4", "pending", None),
+                ("3e-4", "active", 0.123456789),
+                ("1e-3", "succeeded", 0.05),
+            )
+        )
+    ),
+    superseded=2,
+)
+
+
+REPORT = Report(
+    since=NOW - timedelta(weeks=1),
+    until=NOW,
+    pools=(
+        PoolUse(
+            platform="kaggle",
+            pool="gpu",
+            sessions=4,
+            open_s=90_000.0,
+            charged_s=91_000.0,
+            expired_s=17_000.0,
+            expired_by="live",
+            ran_s=80_000.0,
+            t4_s=79_000.0,
+            lost_s=1000.0,
+            interruptions=2,
+        ),
+        PoolUse(
+            platform="colab",
+            pool="gpu",
+            sessions=1,
+            open_s=7200.0,
+            charged_s=7200.0,
+            expired_s=None,
+            expired_by="",
+            ran_s=7000.0,
+            t4_s=7000.0,
+            lost_s=0.0,
+            interruptions=0,
+        ),
+    ),
+    t4_s=86_000.0,
+    lost_s=1000.0,
+    jobs=(
+        JobUse(
+            job="k3x9f2",
+            name="mnist",
+            platform="kaggle",
+            card="T4",
+            looks=120,
+            percent=31.4,
+            cpus=4.0,
+            hint="the card waits, mostly for data (4 CPUs there: num_workers=4)",
+        ),
+    ),
+    unknown=("colab gpu: what expired is not known, for nobody publishes the limit",),
+)
+
+
+class FakeLedger:
+    """A ledger in which one job has run on two cards."""
+
+    def speeds(self) -> list[Speed]:
+        return [
+            Speed(job="k3x9f2", card=card, workload="train-amp-cnn", steps_per_s=rate, at=NOW)
+            for card, rate in (("T4", 2.0), ("L4", 3.0), ("L4", 2.0), ("L4", 2.5))
+        ]
+
+    def attempts(self, *, open_only: bool = False) -> list[Attempt]:
+        return []
+
+    def specs(self, ids: Any) -> list[tuple[str, str, JobSpec]]:
+        seen = replace(SPEC, needs=Needs(workload="train-amp-cnn"))
+        return [(id, "", seen) for id in ids if id == "k3x9f2"]
+
+
 class FakeWorkspace:
     """Answers what it is told; notes what it is asked. `fails`: method -> what it raises."""
 
@@ -443,6 +541,16 @@ class FakeWorkspace:
     def why(self, job: str) -> Any:
         usual = Why(job=job_view(), sentence="mnist will go to kaggle T4", scores=SCORES)
         return self._answer("why", usual, job)
+
+    def cards(self, name: str | None, workload: str) -> Any:
+        ledger: Any = FakeLedger()
+        return self._answer("cards", card_views.look(ledger, name, workload), name, workload)
+
+    def report(self, weeks: int) -> Any:
+        return self._answer("report", REPORT, weeks)
+
+    def results(self, name: str, *, everything: bool = False) -> Any:
+        return self._answer("results", RESULTS, name, everything)
 
     def log_chunks(
         self, job: str, *, attempt: int | None = None, follow: bool = False

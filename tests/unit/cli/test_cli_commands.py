@@ -37,6 +37,11 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("status", ["status"]),
         ("show", ["show", "k3x9f2"]),
         ("why", ["why", "k3x9f2"]),
+        ("results", ["results", "sweep", "--sort", "loss"]),
+        ("results-csv", ["results", "sweep", "--csv", "--sort", "-loss"]),
+        ("cards", ["cards"]),
+        ("report", ["report", "--weeks", "2"]),
+        ("cards-one", ["cards", "l4", "--workload", "train-amp-cnn"]),
         ("checkpoints", ["checkpoints", "k3x9f2"]),
         ("submit-dry-run", ["submit", "job.yaml", "--dry-run"]),
     ],
@@ -450,3 +455,46 @@ def test_the_demo_refuses_a_folder_that_is_in_use(
     answer = shell("demo", "--keep", str(tmp_path))
     assert answer.code == 2
     assert "is not empty" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["cards", "L44"], "'L44' is not a card freegpu knows; did you mean L4"),
+        (["cards", "banana"], "'banana' is not a card freegpu knows; `freegpu cards` lists them"),
+        (["cards", "--workload", "knitting"], "'llm-decode'"),
+        (["cards", "T4", "L4"], "unexpected extra argument"),
+        (["results"], "missing argument 'NAME'"),
+        (["results", "sweep", "--sort", "los"], "there is no column 'los'; did you mean loss?"),
+        (["results", "sweep", "--sort", "xyz"], "(known: LR, SEED, loss, note)"),
+    ],
+)
+def test_a_card_class_or_column_that_there_is_not_is_told_with_what_there_is(
+    argv: list[str], part: str, shell: Callable[..., Any]
+) -> None:
+    """Exit code 2, the nearest name, and where the list is."""
+    answer = shell(*argv)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert part in answer.err
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("loss", "210"),
+        ("-loss", "120"),
+        ("LR", "012"),
+        ("-SEED", "210"),
+        ("note", "120"),
+    ],
+)
+def test_results_are_sorted_by_figures_and_what_has_none_comes_last(
+    sort: str, order: str, shell: Callable[..., Any]
+) -> None:
+    """1e-4 is less than 3e-4 as a number; cells without the column come last both ways."""
+    answer = shell("results", "sweep", "--csv", "--sort", sort)
+    rows = answer.out.splitlines()[1:]
+    assert "".join(row.split(",")[0][-1] for row in rows) == order
+    document = shell("results", "sweep", "--json", "--sort", sort).envelope
+    assert "".join(cell["job"][-1] for cell in document["data"]["cells"]) == order

@@ -1,0 +1,67 @@
+"""Progress as the ledger holds it, as observations to learn from. Reads only.
+
+A rate is noted when an attempt ends (`events`). While one still runs, its last word counts as one more
+observation, so that 499 cells of a matrix need not wait for the first to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.model import Attempt
+from freegpu.orchestrator.speeds import Book, Kin, Rate, kin, learn
+
+__all__ = ["book", "rates", "running"]
+
+#: an attempt that ran for less says nothing yet: imports, downloads and compilation come first
+LEAST_S = 60.0
+
+
+def book(
+    ledger: Ledger, families: dict[str, Kin] | None = None
+) -> tuple[Book | None, Mapping[str, Kin]]:
+    """What the jobs of this home showed, and the kin of each that is open; (None, {}): nothing was seen yet.
+
+    `families`: what was found before; a spec does not change, so ten thousand of them are read once.
+    """
+    seen = rates(ledger)
+    if not seen:
+        return None, {}
+    families = {} if families is None else families
+    kindred = ledger.kindred()
+    new = [id for id, _ in kindred if id not in families]
+    families.update((id, kin(spec, bundle)) for id, bundle, spec in ledger.specs(new))
+    totals = {id: total for id, total in kindred if total is not None}
+    return learn(seen, families, totals), families
+
+
+def rates(ledger: Ledger) -> list[Rate]:
+    """All observations: those that were noted, and the last words of attempts that run."""
+    found = [
+        Rate(job=speed.job, card=speed.card, steps_per_s=speed.steps_per_s, at=speed.at)
+        for speed in ledger.speeds()
+    ]
+    found += [
+        rate
+        for attempt in ledger.attempts(open_only=True)
+        if (rate := running(attempt)) is not None
+    ]
+    return found
+
+
+def running(attempt: Attempt) -> Rate | None:
+    """How fast an attempt goes that has not ended, by its last word; None: it cannot be told yet."""
+    progress = attempt.progress
+    if attempt.started_at is None or progress.at is None or progress.step is None:
+        return None
+    ran = (progress.at - attempt.started_at).total_seconds()
+    if ran < LEAST_S:
+        return None
+    told = progress.values.get("rate")
+    rate = float(told) if isinstance(told, int | float) and not isinstance(told, bool) else 0.0
+    if rate <= 0 and not attempt.base_epoch:
+        rate = progress.step / ran
+    if rate <= 0:
+        return None
+    return Rate(job=attempt.job, card=attempt.card, steps_per_s=rate, at=progress.at)

@@ -1,0 +1,257 @@
+"""What the last weeks brought: hours used and expired, work gained and lost, how busy the cards were. Reads only.
+
+Only what the ledger holds is told; what it does not hold is said to be unknown. Gained hours are counted in
+hours of a T4, by the card table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from freegpu import cards
+from freegpu.adapters.base import Window, WindowKind
+from freegpu.jobs.lifecycle import AttemptState, EndReason
+from freegpu.orchestrator import gpu_use, quota
+from freegpu.orchestrator.ledger import Ledger
+from freegpu.orchestrator.model import Attempt, Entry, EntryKind, Reading, Session
+
+__all__ = ["JobUse", "PoolUse", "Report", "expired", "look_back"]
+
+#: below this mean use a card waits for data, above so many looks
+IDLE_PERCENT, LOOKS = 50.0, 10
+#: ends that are nobody's wish
+INTERRUPTIONS = (
+    EndReason.PREEMPTED,
+    EndReason.SESSION_EXPIRED,
+    EndReason.QUOTA_EXHAUSTED,
+    EndReason.LOST,
+)
+_STEP = timedelta(seconds=1)
+#: a platform tells its reset to the second or so
+_NEAR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolUse:
+    """One pool of a platform ("" for what draws on none); seconds."""
+
+    platform: str
+    pool: str
+    sessions: int
+    #: how long sessions were open
+    open_s: float
+    #: quota that was charged
+    charged_s: float
+    #: quota of windows that ended unused; None: not known
+    expired_s: float | None
+    #: live (the platform's own word) or ledger (freegpu's own count); "" where nothing is known
+    expired_by: str
+    #: how long commands ran, and what that was worth on a T4
+    ran_s: float
+    t4_s: float
+    #: of it, what was lost to interruptions
+    lost_s: float
+    interruptions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobUse:
+    """How busy a job kept its card."""
+
+    job: str
+    name: str
+    platform: str
+    card: str
+    looks: int
+    percent: float
+    #: CPUs beside the card; 0: not known
+    cpus: float
+    #: what could be done about it; "" where it is busy, or too little was seen
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """From `since` to `until`."""
+
+    since: datetime
+    until: datetime
+    pools: tuple[PoolUse, ...]
+    t4_s: float
+    lost_s: float
+    jobs: tuple[JobUse, ...]
+    #: what cannot be told, and why
+    unknown: tuple[str, ...]
+
+
+def look_back(
+    ledger: Ledger, windows: Mapping[str, Mapping[str, Window]], since: datetime, until: datetime
+) -> Report:
+    """`windows`: platform -> pool -> its quota window, of the platforms that are configured."""
+    sessions = {s.id: s for s in ledger.sessions(open_only=False)}
+    within = [a for a in ledger.attempts() if _overlap(a.started_at, a.ended_at, since, until) > 0]
+    specs = {id: spec for id, _, spec in ledger.specs({a.job for a in within})}
+    entries, readings = ledger.entries(), ledger.reading_history(since)
+    keys = {(s.platform, s.pool) for s in sessions.values() if _open(s, since, until) > 0}
+    keys |= {(name, pool) for name, pools in windows.items() for pool in pools}
+    pools, unknown = [], []
+    for platform, pool in sorted(keys):
+        window = windows.get(platform, {}).get(pool)
+        its = [s for s in sessions.values() if (s.platform, s.pool) == (platform, pool)]
+        mine = [e for e in entries if (e.platform, e.pool) == (platform, pool)]
+        told = [r for r in readings if (r.platform, r.pool) == (platform, pool)]
+        spare, by = (None, "") if window is None else expired(window, mine, told, since, until)
+        if window is not None and window.kind is not WindowKind.NONE and spare is None:
+            unknown.append(f"{platform}{f' {pool}' * bool(pool)}: {_why(window)}")
+        attempts = [a for a in within if a.session in {s.id for s in its}]
+        line = PoolUse(
+            platform=platform,
+            pool=pool,
+            sessions=sum(_open(s, since, until) > 0 for s in its),
+            open_s=sum(_open(s, since, until) for s in its),
+            charged_s=sum(
+                e.amount_s for e in mine if e.kind is EntryKind.CHARGE and since <= e.at < until
+            ),
+            expired_s=spare,
+            expired_by=by,
+            ran_s=0.0,
+            t4_s=0.0,
+            lost_s=0.0,
+            interruptions=0,
+        )
+        for attempt in attempts:
+            workload = specs[attempt.job].needs.workload if attempt.job in specs else "general"
+            line = _with(line, attempt, cards.speed(attempt.card, workload), since, until)
+        if line.sessions or line.charged_s or line.expired_s:
+            pools.append(line)
+    jobs = _busy(within, sessions, {id: spec.name for id, spec in specs.items()})
+    silent = sorted({a.platform for a in within if a.card != "CPU" and not _told(a, sessions)})
+    if silent:
+        unknown.append(
+            f"how busy the cards of {', '.join(silent)} were: not reported for all attempts"
+        )
+    return Report(
+        since=since,
+        until=until,
+        pools=tuple(pools),
+        t4_s=sum(line.t4_s for line in pools),
+        lost_s=sum(line.lost_s for line in pools),
+        jobs=jobs,
+        unknown=tuple(unknown),
+    )
+
+
+def expired(
+    window: Window,
+    entries: Sequence[Entry],
+    readings: Sequence[Reading],
+    since: datetime,
+    until: datetime,
+) -> tuple[float | None, str]:
+    """Seconds that ended unused with weekly or monthly windows in the period, and who says so.
+
+    The last reading before a reset is the platform's own word; without one it is freegpu's count, which does not
+    know what was used beside it. (None, ""): the window has no fixed end, or its limit is not known.
+    """
+    if window.kind not in (WindowKind.FIXED_WEEKLY, WindowKind.MONTHLY):
+        return None, ""
+    rhythm = max((r for r in readings if r.resets_at), key=lambda r: r.as_of, default=None)
+    spare, by, at = 0.0, "", since
+    while (reset := quota.next_reset(window, rhythm, at)) <= until:
+        end = reset - _STEP
+        told = [r for r in readings if r.resets_at is not None and abs(r.resets_at - reset) < _NEAR]
+        last = max(told, key=lambda r: r.as_of, default=None)
+        before = [entry for entry in entries if entry.at <= end]
+        left = quota.balance(window, before, last, [], end).left_s
+        if left is None:
+            return None, ""
+        spare += left
+        by = "ledger" if last is None else by or "live"
+        at = reset + _STEP
+    if window.limit_s is None and all(r.limit_s is None for r in readings):
+        return None, ""
+    return spare, by
+
+
+def _why(window: Window) -> str:
+    if window.limit_s is None:
+        return "what expired is not known, for nobody publishes the limit"
+    return "nothing expires at a fixed moment there"
+
+
+def _with(
+    line: PoolUse, attempt: Attempt, speed: float, since: datetime, until: datetime
+) -> PoolUse:
+    """The line with what this attempt did in the period."""
+    ended = attempt.ended_at
+    ran = _overlap(attempt.started_at, ended, since, until)
+    if ended is not None and attempt.started_at is not None and attempt.run_s:
+        whole = (ended - attempt.started_at).total_seconds()
+        ran = attempt.run_s * min(1.0, ran / whole) if whole > 0 else 0.0
+    here = attempt.state is AttemptState.ENDED and ended is not None and since <= ended < until
+    lost = attempt.lost_s if here else 0.0
+    broken = here and attempt.reason in INTERRUPTIONS
+    return replace(
+        line,
+        ran_s=line.ran_s + ran,
+        t4_s=line.t4_s + max(0.0, ran - lost) * speed,
+        lost_s=line.lost_s + lost,
+        interruptions=line.interruptions + broken,
+    )
+
+
+def _busy(
+    attempts: Sequence[Attempt], sessions: Mapping[str, Session], names: Mapping[str, str]
+) -> tuple[JobUse, ...]:
+    """The jobs whose cards were looked at, the idlest first."""
+    found: dict[tuple[str, str, str], tuple[int, float, float]] = {}
+    for attempt in attempts:
+        told = _told(attempt, sessions)
+        if told is None:
+            continue
+        looks, percent = told
+        key = (attempt.job, attempt.platform, attempt.card)
+        before, total, _ = found.get(key, (0, 0.0, 0.0))
+        cpus = sessions[attempt.session].offer.cpus
+        found[key] = (before + looks, total + looks * percent, cpus)
+    lines = [
+        JobUse(
+            job=job,
+            name=names.get(job, ""),
+            platform=platform,
+            card=card,
+            looks=looks,
+            percent=total / looks,
+            cpus=cpus,
+            hint=_hint(looks, total / looks, cpus),
+        )
+        for (job, platform, card), (looks, total, cpus) in found.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: (line.percent, line.job, line.platform)))
+
+
+def _hint(looks: int, percent: float, cpus: float) -> str:
+    if percent >= IDLE_PERCENT or looks < LOOKS:
+        return ""
+    beside = f" ({cpus:g} CPUs there: num_workers={cpus:g})" if cpus else ""
+    return f"the card waits, mostly for data{beside}; a larger batch may help too"
+
+
+def _told(attempt: Attempt, sessions: Mapping[str, Session]) -> tuple[int, float] | None:
+    session = sessions.get(attempt.session)
+    return gpu_use.mean(session.beat, attempt.id) if session is not None else None
+
+
+def _open(session: Session, since: datetime, until: datetime) -> float:
+    return _overlap(session.live_at, session.ended_at, since, until)
+
+
+def _overlap(
+    begin: datetime | None, end: datetime | None, since: datetime, until: datetime
+) -> float:
+    """Seconds that a span lies within the period; it may not have ended, or never begun."""
+    if begin is None:
+        return 0.0
+    return max(0.0, (min(end or until, until) - max(begin, since)).total_seconds())
