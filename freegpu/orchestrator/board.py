@@ -6,15 +6,18 @@ A board begins as the snapshot, and each job that is placed takes its share away
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import median_low
+from typing import Any, TypeVar
 
 from freegpu import cards
 from freegpu.adapters.base import Offer
+from freegpu.jobs.model import Needs
 from freegpu.orchestrator import moves, reserve
 from freegpu.orchestrator.expectation import DUST, SHORT, Outlook, dust, expect, too_short
 from freegpu.orchestrator.model import (
@@ -33,11 +36,14 @@ from freegpu.orchestrator.spots import (
     Shape,
     Spot,
     SpotKind,
+    misfit,
     unfit,
 )
 from freegpu.orchestrator.turns import Paces, Turn, turn, urgent
 
 __all__ = ["Board", "Fit"]
+
+T = TypeVar("T")
 
 #: finishes within this factor of the best are as good as the best: the estimates are worse than that
 NEAR = 1.05
@@ -74,7 +80,7 @@ class Fit:
     kind: Kind
     spots: list[tuple[Spot, int]]
     #: shapes that fit, with their place in the list
-    choices: dict[Shape, int]
+    choices: Mapping[Shape, int]
     #: how fast the best and a middling card of these are; None: nothing fits
     paces: Paces | None
     #: platforms where these jobs run at a speed worth it, without a person's help
@@ -109,15 +115,14 @@ class Board:
     #: sessions that a login may still open, and how many it may have
     openings: dict[Login, tuple[int, int]]
     fits: dict[Kind, Fit] = field(default_factory=dict)
+    homes: dict[Needs, frozenset[Login]] = field(default_factory=dict)
     assigned: list[Assign] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     spent: bool = False
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> Board:
-        places = sorted(
-            snapshot.places, key=lambda place: (place.platform, place.account, repr(place))
-        )
+        places = _ordered(snapshot.places, lambda place: (place.platform, place.account))
         openings: dict[Login, tuple[int, int]] = {}
         budgets: dict[tuple[str, str, str], Budget] = {}
         at: dict[Login, Place] = {}
@@ -126,7 +131,7 @@ class Board:
             most = place.capabilities.max_concurrent
             openings.setdefault(login, (most - place.open_sessions, most))
             at.setdefault(login, place)
-            for balance in sorted(place.balances, key=lambda b: (b.pool, repr(b))):
+            for balance in _ordered(place.balances, lambda balance: balance.pool):
                 rates = [offer.rate for offer in place.offers if offer.pool == balance.pool]
                 burn = most * max(rates, default=1.0)
                 budgets.setdefault((*login, balance.pool), Budget.of(balance, now, burn))
@@ -135,7 +140,10 @@ class Board:
             key = (offer.platform, offer.account, offer.pool)
             return budgets.get(key, _UNLIMITED) if offer.pool else _UNLIMITED
 
-        free = {(slot.session, slot.slot): slot for slot in sorted(snapshot.free_slots, key=repr)}
+        free = {
+            (slot.session, slot.slot): slot
+            for slot in _ordered(snapshot.free_slots, lambda slot: (slot.session, slot.slot))
+        }
         spots = [
             Spot.of_slot(
                 slot, at.get((slot.offer.platform, slot.offer.account)), budget(slot.offer)
@@ -145,7 +153,7 @@ class Board:
         spots += [
             Spot.of_offer(place, offer, budget(offer), now)
             for place in places
-            for offer in sorted(place.offers, key=repr)
+            for offer in _ordered(place.offers, lambda offer: (offer.card, offer.count, offer.pool))
         ]
         shapes: dict[Shape, list[Spot]] = {}
         for rank, spot in enumerate(spots):
@@ -178,28 +186,37 @@ class Board:
         """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
         jobs = [*self.snapshot.waiting, *(running.job for running in self.snapshot.running)]
         every = {*(job.needs for job in jobs), *self.snapshot.lately}
-        free = {replace(needs, platforms=()) for needs in every}
-        homes = [self.fit(Kind(needs=needs, grace_s=0.0, avoid=())).homes for needs in free]
+        free = {replace(needs, platforms=()) if needs.platforms else needs for needs in every}
+        homes = [self._homes(needs) for needs in free]
         return frozenset(login for where in homes if len(where) == 1 for login in where)
 
     def fit(self, kind: Kind) -> Fit:
         """What fits jobs of this kind; looked at once, by shape."""
         found = self.fits.get(kind)
         if found is None:
-            judged = [(shape, *unfit(kind, shape)) for shape in self.shapes]
-            choices = {shape: choice for shape, fault, choice in judged if not fault}
-            paces = {shape: 1 / cards.speed(shape[0], kind.needs.workload) for shape in choices}
+            choices, paces = _judged(kind.needs, tuple(self.shapes))
             spots = [(spot, at) for shape, at in choices.items() for spot in self.shapes[shape]]
-            if kind.needs.platforms or kind.avoid:
+            if kind.narrow:
                 spots = [entry for entry in spots if not kind.refused(entry[0].offer.platform)]
             found = self.fits[kind] = Fit(
                 kind=kind,
                 spots=spots,
                 choices=choices,
                 paces=Paces(min(paces.values()), median_low(paces.values())) if spots else None,
-                homes=_homes([spot for spot, _ in spots], paces),
+                homes=_homes([spot for spot, _ in spots], paces)
+                if kind.narrow
+                else self._homes(kind.needs),
                 hopeless=not spots,
             )
+        return found
+
+    def _homes(self, needs: Needs) -> frozenset[Login]:
+        """The homes of jobs with these needs, platforms not considered; looked at once."""
+        found = self.homes.get(needs)
+        if found is None:
+            choices, paces = _judged(needs, tuple(self.shapes))
+            spots = [spot for shape in choices for spot in self.shapes[shape]]
+            found = self.homes[needs] = _homes(spots, paces)
         return found
 
     def explained(self, ask: Ask, spot: Spot, claim: reserve.Claim) -> Outlook:
@@ -311,6 +328,27 @@ class Board:
         for spot in self.spots:
             spot.gone = spot.gone or spot.free < 1 or bool(spot.closed or self._full(spot))
         self.spent = all(spot.gone or spot.attended for spot in self.spots)
+
+
+@lru_cache(maxsize=4096)
+def _judged(
+    needs: Needs, shapes: tuple[Shape, ...]
+) -> tuple[Mapping[Shape, int], Mapping[Shape, float]]:
+    """Shapes that fit, with their place in the job's list of cards, and with seconds per T4 second; the same at most ticks."""
+    choices = {}
+    for shape in shapes:
+        fault, choice = misfit(needs, shape)
+        if not fault:
+            choices[shape] = choice
+    return choices, {shape: 1 / cards.speed(shape[0], needs.workload) for shape in choices}
+
+
+def _ordered(items: Iterable[T], key: Callable[[T], Any]) -> list[T]:
+    """By the key, and where that leaves two equal by all that they hold, which takes long to write out."""
+    found = sorted(items, key=key)
+    if all(key(one) != key(other) for one, other in itertools.pairwise(found)):
+        return found
+    return sorted(found, key=lambda item: (key(item), repr(item)))
 
 
 def _homes(spots: Sequence[Spot], paces: Mapping[Shape, float]) -> frozenset[Login]:

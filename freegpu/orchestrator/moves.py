@@ -12,12 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from freegpu import cards
 from freegpu.orchestrator.model import Action, Assignment, Move, Running, Waiting
 from freegpu.orchestrator.spots import (
     Ask,
     Kind,
-    Shape,
     Spot,
     SpotKind,
     seconds_until,
@@ -39,7 +37,6 @@ class _Lane:
     """A slot that may pass on."""
 
     running: Running
-    shape: Shape
     #: what its job has to go there, seconds, and the same by weight
     left_s: float
     heavy_s: float
@@ -91,7 +88,7 @@ def _passes(lane: _Lane, job: Waiting, ask: Ask, times: float) -> bool:
     running = lane.running
     if job.id == running.job.id or ask.kind.refused(running.offer.platform):
         return False
-    if unfit(ask.kind, lane.shape)[0]:
+    if unfit(ask.kind, Spot.of_running(running).shape)[0]:
         return False
     took = _seconds(ask, running)
     room = math.inf if running.left_s is None else running.left_s
@@ -108,14 +105,7 @@ def _lanes(running: Iterable[Running], now: datetime) -> list[_Lane]:
         if one.held_s < HELD_S or alive or one.offer.sealed:
             continue
         left = _left(one)
-        shape = (
-            one.offer.card if one.offer.count >= 1 else "",
-            one.offer.vram_gb,
-            one.offer.memory_gb,
-            one.offer.cpus,
-            one.offer.disk_gb,
-        )
-        found.append(_Lane(one, shape, left, left / weight(one.job.priority)))
+        found.append(_Lane(one, left, left / weight(one.job.priority)))
     return sorted(found, key=lambda lane: (-lane.heavy_s, lane.running.session, lane.running.slot))
 
 
@@ -124,4 +114,4 @@ def _left(running: Running) -> float:
 
 
 def _seconds(ask: Ask, running: Running) -> float:
-    return ask.work_s / cards.speed(running.offer.card, ask.kind.needs.workload)
+    return ask.work_s / ask.speed(running.offer.card)

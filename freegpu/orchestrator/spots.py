@@ -8,14 +8,16 @@ job would take at a spot is computed in `expectation`; which one is chosen, in `
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
+from functools import lru_cache
 
 from freegpu import cards
 from freegpu.adapters.base import Offer, WindowKind
 from freegpu.jobs.model import Accelerator, Needs
-from freegpu.orchestrator.model import Balance, FreeSlot, Place, Waiting
+from freegpu.orchestrator.model import Balance, FreeSlot, Place, Running, Waiting
 
 __all__ = [
     "Ask",
@@ -26,6 +28,7 @@ __all__ = [
     "Spot",
     "SpotKind",
     "blocked",
+    "misfit",
     "seconds_until",
     "span_text",
     "unfit",
@@ -74,6 +77,11 @@ class Kind:
         """What a session must hold after its start to be worth it: some work, then the grace."""
         return self.grace_s + max(LEAST_WORK_S, self.grace_s / 2)
 
+    @property
+    def narrow(self) -> bool:
+        """Whether some platforms are out of the question."""
+        return bool(self.needs.platforms or self.avoid)
+
     def refused(self, platform: str) -> str:
         """Why this platform is out of the question, "" if it is not."""
         allowed = self.needs.platforms
@@ -94,20 +102,31 @@ class Ask:
     assumed: bool
     #: what a checkpoint costs it, seconds
     save_s: float = SAVE_S
+    #: card -> speed relative to a T4 where it was seen to run; elsewhere the card table counts
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Waiting, kind: Kind) -> Ask:
         """Learned from its own progress, else estimated, else assumed."""
+        work, assumed = _length(job)
         save = SAVE_S if job.save_s is None else _finite(job.save_s)
-        if job.remaining_t4_s is not None and not math.isnan(job.remaining_t4_s):
-            work = _finite(job.remaining_t4_s)
-            return cls(kind=kind, work_s=work, assumed=False, save_s=save)
-        share = min(1.0, _amount(job.remaining, 1.0))
-        if job.estimate is None:
-            work = UNKNOWN_LENGTH_S * share
-            return cls(kind=kind, work_s=work, assumed=True, save_s=save)
-        whole = job.estimate.seconds * cards.speed(job.estimate.card, job.needs.workload)
-        return cls(kind=kind, work_s=_finite(whole * share), assumed=False, save_s=save)
+        return cls(kind=kind, work_s=work, assumed=assumed, save_s=save, speeds=job.speeds)
+
+    def speed(self, card: str) -> float:
+        """Of this job on a card, relative to a T4."""
+        seen = self.speeds.get(card, 0.0)
+        return seen if seen > 0 else cards.speed(card, self.kind.needs.workload)
+
+
+def _length(job: Waiting) -> tuple[float, bool]:
+    """(T4 seconds that remain, whether that is an assumption)."""
+    if job.remaining_t4_s is not None and not math.isnan(job.remaining_t4_s):
+        return _finite(job.remaining_t4_s), False
+    share = min(1.0, _amount(job.remaining, 1.0))
+    if job.estimate is None:
+        return UNKNOWN_LENGTH_S * share, True
+    whole = job.estimate.seconds * cards.speed(job.estimate.card, job.needs.workload)
+    return _finite(whole * share), False
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -156,8 +175,9 @@ class SpotKind(IntEnum):
     NEW = 2  #: a session that would have to be started
 
 
-#: card, GB of it, and GB of memory, CPUs and GB of disk beside it; spots of one shape fit the same jobs
-Shape = tuple[str, float, float, float, float]
+#: card, GB of it, GB of memory, CPUs and GB of disk beside it, what the PyTorch there was built for; spots of one shape
+#: fit the same jobs
+Shape = tuple[str, float, float, float, float, tuple[str, ...]]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -187,6 +207,8 @@ class Spot:
     kept_open_s: float = 0.0
     #: sessions there are lost so often, per second
     loss_rate: float = 0.0
+    #: what the PyTorch there was built for, as agents reported it; empty: nobody knows
+    archs: tuple[str, ...] = ()
     #: slots that are still free (planned), sessions that may still be started (new)
     free: float = 1
     gone: bool = False
@@ -208,6 +230,11 @@ class Spot:
         return spot
 
     @classmethod
+    def of_running(cls, running: Running) -> Spot:
+        """A slot that is taken."""
+        return cls._of(SpotKind.LIVE, running.offer, None, Budget())
+
+    @classmethod
     def of_planned(cls, new: Spot) -> Spot:
         """The slots of a session that is about to be started."""
         return replace(new, kind=SpotKind.PLANNED, free=new.offer.count)
@@ -227,6 +254,7 @@ class Spot:
             delay_s=_finite(offer.start_delay_s),
             soft_s=_amount(usual, math.inf),
             loss_rate=0.0 if place is None else _loss_rate(place),
+            archs=() if place is None else place.archs.get(offer.card, place.archs.get("", ())),
             soft_text="" if seen is None or usual is None else seen.text,
         )
 
@@ -240,7 +268,7 @@ class Spot:
     def shape(self) -> Shape:
         offer = self.offer
         card = offer.card if offer.count >= 1 else ""
-        return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb)
+        return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, self.archs)
 
     @property
     def login(self) -> tuple[str, str]:
@@ -264,7 +292,7 @@ class Spot:
 
     def speed(self, ask: Ask) -> float:
         """Relative to a T4."""
-        return cards.speed(self.offer.card, ask.kind.needs.workload)
+        return ask.speed(self.offer.card)
 
     def useful(self, ask: Ask) -> float:
         """The share of a session that is progress: the rest are saves, work done twice and new starts (Young 1974, Daly 2006)."""
@@ -285,8 +313,15 @@ def _loss_rate(place: Place) -> float:
 
 def unfit(kind: Kind, shape: Shape) -> tuple[str, int]:
     """Why the job cannot run on such a machine ("" if it can), and the place of the card in its list."""
-    needs, (card, vram_gb, memory_gb, cpus, disk_gb) = kind.needs, shape
+    return misfit(kind.needs, shape)
+
+
+@lru_cache(maxsize=65536)
+def misfit(needs: Needs, shape: Shape) -> tuple[str, int]:
+    """The same for what a job needs alone; asked at every tick for the same few."""
+    card, vram_gb, memory_gb, cpus, disk_gb, archs = shape
     fault, choice = _card_fault(needs, card)
+    fault = fault or needs.refuses(card, archs)
     if fault:
         return fault, 0
     vram = _vram(card, vram_gb)

@@ -693,4 +693,4 @@ class _Engine:
 
 def _shape(offer: Offer) -> Shape:
     card = offer.card if offer.count >= 1 else ""
-    return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb)
+    return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, ())
