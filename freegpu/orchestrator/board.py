@@ -115,7 +115,6 @@ class Board:
     #: sessions that a login may still open, and how many it may have
     openings: dict[Login, tuple[int, int]]
     fits: dict[Kind, Fit] = field(default_factory=dict)
-    homes: dict[Needs, frozenset[Login]] = field(default_factory=dict)
     assigned: list[Assign] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     spent: bool = False
@@ -194,29 +193,48 @@ class Board:
         """What fits jobs of this kind; looked at once, by shape."""
         found = self.fits.get(kind)
         if found is None:
-            choices, paces = _judged(kind.needs, tuple(self.shapes))
+            choices, paces = self._judged(kind.needs)
             spots = [(spot, at) for shape, at in choices.items() for spot in self.shapes[shape]]
             if kind.narrow:
                 spots = [entry for entry in spots if not kind.refused(entry[0].offer.platform)]
+            if not kind.narrow:
+                homes = self._homes(kind.needs)
+            else:
+                able = [entry for entry in self._memory.able if not kind.refused(entry[0][0])]
+                homes = _homes(able, paces)
             found = self.fits[kind] = Fit(
                 kind=kind,
                 spots=spots,
                 choices=choices,
                 paces=Paces(min(paces.values()), median_low(paces.values())) if spots else None,
-                homes=_homes([spot for spot, _ in spots], paces)
-                if kind.narrow
-                else self._homes(kind.needs),
+                homes=homes,
                 hopeless=not spots,
             )
         return found
 
-    def _homes(self, needs: Needs) -> frozenset[Login]:
-        """The homes of jobs with these needs, platforms not considered; looked at once."""
-        found = self.homes.get(needs)
+    @cached_property
+    def _memory(self) -> _Memory:
+        able: dict[Login, dict[Shape, None]] = {}
+        for spot in self.spots:
+            if not spot.attended and not spot.closed:
+                able.setdefault(spot.login, {})[spot.shape] = None
+        return _memory(
+            tuple(self.shapes), tuple((login, tuple(shapes)) for login, shapes in able.items())
+        )
+
+    def _judged(self, needs: Needs) -> _Judged:
+        memory = self._memory
+        found = memory.judged.get(needs)
         if found is None:
-            choices, paces = _judged(needs, tuple(self.shapes))
-            spots = [spot for shape in choices for spot in self.shapes[shape]]
-            found = self.homes[needs] = _homes(spots, paces)
+            found = memory.judged[needs] = _judged(needs, memory.shapes)
+        return found
+
+    def _homes(self, needs: Needs) -> frozenset[Login]:
+        """Where jobs with these needs run at a speed worth it, platforms not considered."""
+        memory = self._memory
+        found = memory.homes.get(needs)
+        if found is None:
+            found = memory.homes[needs] = _homes(memory.able, self._judged(needs)[1])
         return found
 
     def explained(self, ask: Ask, spot: Spot, claim: reserve.Claim) -> Outlook:
@@ -330,11 +348,28 @@ class Board:
         self.spent = all(spot.gone or spot.attended for spot in self.spots)
 
 
-@lru_cache(maxsize=4096)
-def _judged(
-    needs: Needs, shapes: tuple[Shape, ...]
-) -> tuple[Mapping[Shape, int], Mapping[Shape, float]]:
-    """Shapes that fit, with their place in the job's list of cards, and with seconds per T4 second; the same at most ticks."""
+#: shapes that fit, with their place in the job's list of cards, and with seconds per T4 second
+_Judged = tuple[Mapping[Shape, int], Mapping[Shape, float]]
+#: logins where sessions may be started, each with the shapes of its machines
+_Able = tuple[tuple[Login, tuple[Shape, ...]], ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Memory:
+    """What was found of the shapes and platforms of a board: at most ticks they are those of the tick before."""
+
+    shapes: tuple[Shape, ...]
+    able: _Able
+    judged: dict[Needs, _Judged] = field(default_factory=dict)
+    homes: dict[Needs, frozenset[Login]] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=16)
+def _memory(shapes: tuple[Shape, ...], able: _Able) -> _Memory:
+    return _Memory(shapes=shapes, able=able)
+
+
+def _judged(needs: Needs, shapes: Sequence[Shape]) -> _Judged:
     choices = {}
     for shape in shapes:
         fault, choice = misfit(needs, shape)
@@ -343,19 +378,25 @@ def _judged(
     return choices, {shape: 1 / cards.speed(shape[0], needs.workload) for shape in choices}
 
 
+def _homes(
+    able: Iterable[tuple[Login, tuple[Shape, ...]]], paces: Mapping[Shape, float]
+) -> frozenset[Login]:
+    """A processor is no home for what wants a card's speed."""
+    best = {
+        login: min(fits)
+        for login, shapes in able
+        if (fits := [paces[shape] for shape in shapes if shape in paces])
+    }
+    least = min(best.values(), default=0.0)
+    return frozenset(login for login, pace in best.items() if pace <= HOME * least)
+
+
 def _ordered(items: Iterable[T], key: Callable[[T], Any]) -> list[T]:
     """By the key, and where that leaves two equal by all that they hold, which takes long to write out."""
     found = sorted(items, key=key)
     if all(key(one) != key(other) for one, other in itertools.pairwise(found)):
         return found
     return sorted(found, key=lambda item: (key(item), repr(item)))
-
-
-def _homes(spots: Sequence[Spot], paces: Mapping[Shape, float]) -> frozenset[Login]:
-    """Where jobs run at a speed worth it: a processor is no home for what wants a card's speed."""
-    able = [spot for spot in spots if not spot.attended and not spot.closed]
-    best = min((paces[spot.shape] for spot in able), default=0.0)
-    return frozenset(spot.login for spot in able if paces[spot.shape] <= HOME * best)
 
 
 def _share(spot: Spot, ask: Ask) -> float:

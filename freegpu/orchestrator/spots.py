@@ -266,6 +266,7 @@ class Spot:
 
     @property
     def shape(self) -> Shape:
+        """Which jobs it fits."""
         offer = self.offer
         card = offer.card if offer.count >= 1 else ""
         return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, self.archs)
