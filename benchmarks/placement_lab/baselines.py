@@ -138,7 +138,7 @@ class _Board:
 
 
 def _fits(kind: Kind, offer: Offer) -> bool:
-    shape: Shape = (offer.card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb)
+    shape: Shape = (offer.card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, ())
     found = _known.get((kind, shape))
     if found is None:
         found = _known[kind, shape] = not unfit(kind, shape)[0] and not kind.refused(offer.platform)
