@@ -1,0 +1,235 @@
+"""What will probably become of the queue: many runs of the same decision over what may be true. Pure.
+
+Each run draws what nobody knows: how long jobs really are (the surer their own progress, the closer), how often a platform
+loses sessions (from what was seen there, and a prior). The platforms' quotas are those of now. Of all runs the middle and the
+range that holds eight of ten are told.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from statistics import fmean
+
+from freegpu.adapters.base import WindowKind
+from freegpu.orchestrator.forecast.engine import run
+from freegpu.orchestrator.forecast.world import Job, Outcome, Platform, Pool, Result, World
+from freegpu.orchestrator.model import Balance, Place, Reading, Snapshot, Waiting
+from freegpu.orchestrator.spots import PRIOR_LOSS_S, Ask, Kind
+
+__all__ = ["RUNS", "Expected", "Forecast", "Moment", "Unused", "forecast", "worlds"]
+
+#: how often the queue is run forward
+RUNS = 40
+#: how far off lengths are, as a deviation of the logarithm: that a user told, and that nobody told
+TOLD, GUESSED = 0.5, 1.0
+#: nothing is foreseen beyond so long, seconds
+HORIZON_S = 28 * 86400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """When something will be: the middle of all runs, and the range that holds eight of ten. None: not within the horizon."""
+
+    low: datetime | None
+    middle: datetime | None
+    high: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What will probably become of one job."""
+
+    job: str
+    name: str
+    #: the places where it begins, with the share of runs, likeliest first
+    first: tuple[tuple[str, float], ...]
+    start: Moment
+    finish: Moment
+    #: mean number of moves
+    hops: float
+    #: share of runs in which it finished within the horizon
+    finishes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unused:
+    """Quota of a pool that will be used, and that will have expired at the end of its present window; means, seconds at rate 1."""
+
+    platform: str
+    pool: str
+    used_s: float
+    expired_s: float | None
+    resets_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """The whole queue."""
+
+    begin: datetime
+    runs: int
+    jobs: tuple[Expected, ...]
+    pools: tuple[Unused, ...]
+    #: when the last job is over
+    over: Moment
+
+
+def worlds(snapshot: Snapshot, now: datetime, runs: int, seed: int = 0) -> list[World]:
+    """What may be true, `runs` times; the same for the same seed."""
+    platforms = [_platform(place, now) for place in snapshot.places if _drives(place)]
+    jobs = [*(running.job for running in snapshot.running), *snapshot.waiting]
+    found = []
+    for number in range(runs):
+        luck = random.Random(f"forecast:{seed}:{number}")  # noqa: S311 - luck, not a secret
+        found.append(
+            World(
+                platforms=tuple(_drawn(platform, luck) for platform in platforms),
+                jobs=tuple(_job(job, now, luck) for job in jobs),
+                begin=now,
+                goal=snapshot.goal,
+                horizon_s=HORIZON_S,
+            )
+        )
+    return found
+
+
+def forecast(
+    snapshot: Snapshot,
+    now: datetime,
+    *,
+    runs: int = RUNS,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Forecast:
+    """Run the queue forward. Sessions that a person must start are left out: nobody knows whether the click comes."""
+    results = []
+    for number, world in enumerate(worlds(snapshot, now, runs, seed)):
+        results.append(run(world, number))
+        if progress is not None:
+            progress(number + 1)
+    jobs = [*snapshot.waiting, *(running.job for running in snapshot.running)]
+    return Forecast(
+        begin=now,
+        runs=runs,
+        jobs=tuple(_expected(job, [r.outcomes[job.id] for r in results]) for job in jobs),
+        pools=tuple(
+            _unused(place.platform, balance, results)
+            for place in snapshot.places
+            if _drives(place)
+            for balance in place.balances
+        ),
+        over=_moment([_end(result) for result in results]),
+    )
+
+
+def _drives(place: Place) -> bool:
+    return bool(place.offers) and not place.capabilities.attended
+
+
+def _platform(place: Place, now: datetime) -> Platform:
+    return Platform(
+        name=place.platform,
+        account=place.account,
+        capabilities=place.capabilities,
+        offers=place.offers,
+        pools=tuple(_pool(balance, now) for balance in place.balances),
+        losses=place.losses,
+        exposure_s=place.exposure_s,
+        blocked_until=place.blocked_until,
+    )
+
+
+def _pool(balance: Balance, now: datetime) -> Pool:
+    said = Reading(
+        platform=balance.platform,
+        account=balance.account,
+        pool=balance.pool,
+        used_s=balance.used_s + balance.reserved_s,
+        limit_s=balance.limit_s,
+        resets_at=balance.resets_at,
+        as_of=now,
+    )
+    counted = balance.window.kind not in (WindowKind.NONE, WindowKind.PER_SESSION)
+    return Pool(name=balance.pool, window=balance.window, reading=said if counted else None)
+
+
+def _drawn(platform: Platform, luck: random.Random) -> Platform:
+    """With a loss rate that fits what was seen there."""
+    if platform.exposure_s == math.inf:
+        return platform
+    hours = (PRIOR_LOSS_S + max(0.0, platform.exposure_s)) / 3600
+    return replace(platform, loss_per_h=luck.gammavariate(1 + platform.losses, 1 / hours))
+
+
+def _job(job: Waiting, now: datetime, luck: random.Random) -> Job:
+    ask = Ask.of(job, Kind.of(job))
+    sigma = job.sigma if job.sigma is not None else GUESSED if ask.assumed else TOLD
+    return Job(
+        id=job.id,
+        name=job.name,
+        needs=job.needs,
+        work_s=max(1.0, ask.work_s) * math.exp(luck.gauss(0.0, sigma)),
+        pace={},
+        estimate=job.estimate,
+        priority=job.priority,
+        deadline=job.deadline,
+        arrives=now,
+        created_at=job.created_at,
+        save_s=ask.save_s,
+        grace_s=job.grace_s,
+    )
+
+
+def _expected(job: Waiting, outcomes: Sequence[Outcome]) -> Expected:
+    places = Counter(
+        f"{outcome.stays[0].platform} {outcome.stays[0].card}"
+        for outcome in outcomes
+        if outcome.stays
+    )
+    return Expected(
+        job=job.id,
+        name=job.name,
+        first=tuple((place, count / len(outcomes)) for place, count in places.most_common()),
+        start=_moment([outcome.started for outcome in outcomes]),
+        finish=_moment([outcome.finished for outcome in outcomes]),
+        hops=fmean(outcome.hops for outcome in outcomes),
+        finishes=sum(outcome.finished is not None for outcome in outcomes) / len(outcomes),
+    )
+
+
+def _unused(platform: str, balance: Balance, results: Sequence[Result]) -> Unused:
+    key = (platform, balance.pool)
+    ends = [_first_window(result, key) for result in results]
+    expired = [end for end in ends if end is not None]
+    return Unused(
+        platform=platform,
+        pool=balance.pool,
+        used_s=fmean(result.used_s.get(key, 0.0) for result in results),
+        expired_s=fmean(expired) if expired else None,
+        resets_at=balance.resets_at,
+    )
+
+
+def _first_window(result: Result, key: tuple[str, str]) -> float | None:
+    return next((w.expired_s for w in result.windows if (w.platform, w.pool) == key), None)
+
+
+def _end(result: Result) -> datetime | None:
+    ends = [outcome.finished for outcome in result.outcomes.values()]
+    return None if None in ends or not ends else max(end for end in ends if end is not None)
+
+
+def _moment(moments: Sequence[datetime | None]) -> Moment:
+    """Of what never happens nothing is earlier, so it sorts last."""
+    known = sorted(moment for moment in moments if moment is not None)
+    ordered = [*known, *[None] * (len(moments) - len(known))]
+
+    def at(share: float) -> datetime | None:
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+    return Moment(low=at(0.1), middle=at(0.5), high=at(0.9))
