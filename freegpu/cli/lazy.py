@@ -37,6 +37,7 @@ SECTIONS: Sections = MappingProxyType(
         "Jobs": {
             "submit": ("submit", "submit", "Submit the jobs of a job spec."),
             "cancel": ("control", "cancel", "Cancel jobs."),
+            "plan": ("plan", "plan", "Tell what would become of jobs before they are submitted."),
             "retry": ("control", "retry", "Try a failed or cancelled job again."),
             "interrupt": ("control", "interrupt", "Rehearse a preemption of a running job."),
             "pull": ("pull", "pull", "Bring a job's outputs or a checkpoint here, verified."),
@@ -53,6 +54,7 @@ SECTIONS: Sections = MappingProxyType(
             "why": ("jobs", "why", "Tell why a job is where it is, platform by platform."),
             "results": ("results", "results", "Show what the cells of a matrix came to."),
             "report": ("report", "report", "Tell what the last weeks brought."),
+            "simulate": ("plan", "simulate", "Run your queue and quotas forward, and draw what comes of it."),
             "logs": ("logs", "logs", "Print a job's output, over all its attempts."),
             "checkpoints": (
                 "checkpoints",

@@ -49,7 +49,7 @@ from freegpu.orchestrator.home import (
 from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.lanes import Lanes
 from freegpu.orchestrator.ledger import Ledger
-from freegpu.orchestrator.model import Job, NewJob, Score, Snapshot, Waiting
+from freegpu.orchestrator.model import Goal, Job, NewJob, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
 from freegpu.orchestrator.shared import hang_up, open_shared, secrets_for
 from freegpu.orchestrator.views import (
@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from freegpu.jobs.spec import Loaded
     from freegpu.orchestrator.card_views import Cards
     from freegpu.orchestrator.connection import Connected, PlatformConnected
+    from freegpu.orchestrator.foresight import Ahead
+    from freegpu.orchestrator.foresight import Plan as Foreseen
     from freegpu.orchestrator.matrix_results import Results
     from freegpu.orchestrator.model import Balance
     from freegpu.orchestrator.notify import Notifier
@@ -531,6 +533,39 @@ class Workspace:
             scores=tuple(scores),
             requests=tuple(requests.items()),
         )
+
+    def plan(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        overrides: Sequence[str] = (),
+        environ: Mapping[str, str],
+        goal: Goal | None = None,
+        runs: int = 40,
+    ) -> Foreseen:
+        """What would become of these jobs if they were submitted now; changes nothing. Errors as of `submit`."""
+        from freegpu.orchestrator import foresight
+
+        specs = [spec for path in paths for spec in self._load(path, overrides, environ).specs]
+        now = utc(self.clock)
+        snapshot = self._ahead(goal)
+        after = max((job.seq for job in snapshot.waiting), default=0) + 1
+        new = [_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs)]
+        return foresight.plan(snapshot, new, now, runs=runs)
+
+    def simulate(self, weeks: int, *, goal: Goal | None = None, runs: int = 40) -> Ahead:
+        """The queue and the quotas run forward; changes nothing."""
+        from freegpu.orchestrator import foresight
+
+        return foresight.ahead(self._ahead(goal), utc(self.clock), weeks, runs=runs)
+
+    def _ahead(self, goal: Goal | None) -> Snapshot:
+        snapshot = self._looking([]).snapshot(always=True)
+        there = {job.id for job in snapshot.waiting} | {each.job.id for each in snapshot.running}
+        active = self.ledger.jobs(states=[JobState.ACTIVE])
+        rest = tuple(self.ledger.as_waiting(job.id) for job in active if job.id not in there)
+        snapshot = replace(snapshot, waiting=(*snapshot.waiting, *rest))
+        return replace(snapshot, goal=goal) if goal else snapshot
 
     def cancel(self, jobs: Sequence[str]) -> tuple[JobView, ...]:
         """Cancel jobs; running attempts are asked to stop by the next tick.

@@ -7,6 +7,7 @@ on. Whoever ticks holds the home's orchestrator lock (`operations` and `daemon` 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -283,7 +284,9 @@ class Reconciler:
                 until, why = self.now() + timedelta(seconds=30), error.message
                 offers, as_of = self._last_known(name)
             closed = until is not None and until > self.now()
-            lost, lived = standing.losses(self.ledger, name, adapter.account, self.now())
+            lost, lived = 0.0, math.inf  # nobody takes one's own machine away
+            if not adapter.capabilities.here:
+                lost, lived = standing.losses(self.ledger, name, adapter.account, self.now())
             found.append(
                 Place(
                     platform=name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import fmean
@@ -104,14 +104,9 @@ def forecast(
     *,
     runs: int = RUNS,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
 ) -> Forecast:
     """Run the queue forward. Sessions that a person must start are left out: nobody knows whether the click comes."""
-    results = []
-    for number, world in enumerate(worlds(snapshot, now, runs, seed)):
-        results.append(run(world, number))
-        if progress is not None:
-            progress(number + 1)
+    results = [run(world, number) for number, world in enumerate(worlds(snapshot, now, runs, seed))]
     jobs = [*snapshot.waiting, *(running.job for running in snapshot.running)]
     return Forecast(
         begin=now,

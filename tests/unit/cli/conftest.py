@@ -21,6 +21,9 @@ from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState
 from freegpu.jobs.model import Accelerator, JobSpec, Needs
 from freegpu.orchestrator import card_views
 from freegpu.orchestrator.connection import Connected, PlatformConnected
+from freegpu.orchestrator.forecast import WindowUse
+from freegpu.orchestrator.forecast.plan import Expected, Moment, Unused
+from freegpu.orchestrator.foresight import Ahead, Plan, Sooner, Span
 from freegpu.orchestrator.matrix_results import Cell, Results
 from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score, Speed
 from freegpu.orchestrator.probe import Latency, Measured, Space
@@ -327,6 +330,65 @@ RESULTS = Results(
 )
 
 
+EXPECTED = Expected(
+    job="new-1",
+    name="mnist",
+    first=(("kaggle T4", 0.9), ("lightning L4", 0.1)),
+    start=Moment(low=NOW, middle=NOW + timedelta(minutes=2), high=NOW + timedelta(hours=9)),
+    finish=Moment(low=NOW + timedelta(hours=5), middle=NOW + timedelta(hours=7), high=None),
+    hops=0.4,
+    finishes=0.95,
+)
+UNUSED = Unused(
+    platform="kaggle",
+    pool="gpu",
+    used_s=25_000.0,
+    expired_s=17_000.0,
+    resets_at=NOW + timedelta(days=3),
+)
+PLAN = Plan(
+    begin=NOW,
+    runs=40,
+    jobs=(EXPECTED,),
+    pools=(UNUSED,),
+    sooner=(
+        Sooner(
+            job="new-1",
+            name="mnist",
+            change="with one click on colab now",
+            finish=NOW + timedelta(hours=4),
+            sooner_s=10_800.0,
+        ),
+    ),
+    queued=3,
+)
+AHEAD = Ahead(
+    begin=NOW,
+    until=NOW + timedelta(weeks=2),
+    runs=40,
+    spans=(
+        Span(
+            platform="kaggle",
+            card="T4",
+            begin=NOW,
+            end=NOW + timedelta(hours=7),
+            reason="idle",
+            jobs=("mnist",),
+        ),
+    ),
+    windows=(
+        WindowUse(
+            platform="kaggle",
+            pool="gpu",
+            end=NOW + timedelta(days=3),
+            limit_s=108_000.0,
+            used_s=91_000.0,
+            wanted=False,
+        ),
+    ),
+    jobs=(EXPECTED,),
+    pools=(UNUSED,),
+)
 REPORT = Report(
     since=NOW - timedelta(weeks=1),
     until=NOW,
@@ -545,6 +607,12 @@ class FakeWorkspace:
     def cards(self, name: str | None, workload: str) -> Any:
         ledger: Any = FakeLedger()
         return self._answer("cards", card_views.look(ledger, name, workload), name, workload)
+
+    def plan(self, paths: Sequence[str], **words: Any) -> Any:
+        return self._answer("plan", PLAN, tuple(paths), words.get("goal"), words.get("runs"))
+
+    def simulate(self, weeks: int, **words: Any) -> Any:
+        return self._answer("simulate", AHEAD, weeks, words.get("goal"), words.get("runs"))
 
     def report(self, weeks: int) -> Any:
         return self._answer("report", REPORT, weeks)

@@ -42,6 +42,8 @@ LINES: dict[str, tuple[list[str], str]] = {
     "results": (["results", "sweep"], "results"),
     "cards": (["cards", "L4", "--workload", "train-amp-cnn"], "cards"),
     "report": (["report"], "report"),
+    "plan": (["plan", "job.yaml"], "plan"),
+    "simulate": (["simulate"], "simulate"),
     "logs": (["logs", "k3"], "log_chunks"),
     "tick": (["tick"], "tick"),
     "gc": (["gc", "--dry-run"], "gc"),
