@@ -11,6 +11,7 @@ from datetime import datetime
 from freegpu import cards
 from freegpu.adapters.base import Offer
 from freegpu.orchestrator.forecast import Policy
+from freegpu.orchestrator.forecast.state import shape_of
 from freegpu.orchestrator.model import (
     Action,
     Assign,
@@ -138,7 +139,7 @@ class _Board:
 
 
 def _fits(kind: Kind, offer: Offer) -> bool:
-    shape: Shape = (offer.card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, ())
+    shape = shape_of(offer)
     found = _known.get((kind, shape))
     if found is None:
         found = _known[kind, shape] = not unfit(kind, shape)[0] and not kind.refused(offer.platform)

@@ -24,6 +24,7 @@ from freegpu import cards
 from freegpu.adapters.base import Offer, WindowKind
 from freegpu.orchestrator.forecast import Job, Platform, Pool, World
 from freegpu.orchestrator.forecast.purse import Purse
+from freegpu.orchestrator.forecast.state import shape_of
 from freegpu.orchestrator.spots import Kind, unfit
 
 HOUR = 3600.0
@@ -90,8 +91,7 @@ class Bounds:
             kind = Kind(needs=job.needs, grace_s=job.grace_s, avoid=())
             for at, lane in enumerate(self.lanes):
                 offer = lane.offer
-                shape = (offer.card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb)
-                if not unfit(kind, shape)[0] and not kind.refused(offer.platform):
+                if not unfit(kind, shape_of(offer))[0] and not kind.refused(offer.platform):
                     speed = cards.speed(offer.card, job.needs.workload)
                     self.speed[j, at] = speed * job.pace.get(offer.card, 1.0)
         self.best = [
@@ -150,7 +150,6 @@ class Bounds:
 
     def _edges(self, end_h: float, fine: float) -> list[float]:
         """Bins: resets are edges; in between they grow, since late moments need no precision."""
-        begin = self.world.begin
         edges = {0.0, end_h}
         for platform in self.world.platforms:
             for pool in platform.pools:
@@ -160,7 +159,6 @@ class Bounds:
             edges.add(at)
             at += step
             step = min(24.0, step * 1.08)
-        del begin
         found = sorted(edges)
         return [e for n, e in enumerate(found) if n == 0 or e - found[n - 1] > 1e-6 or e == end_h]
 

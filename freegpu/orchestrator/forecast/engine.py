@@ -11,20 +11,23 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import IntEnum
 
 from freegpu import cards
-from freegpu.adapters.base import Offer, WindowKind
 from freegpu.jobs.model import Needs
 from freegpu.orchestrator import placement
-from freegpu.orchestrator.forecast import work
+from freegpu.orchestrator.forecast import view, work
 from freegpu.orchestrator.forecast.purse import Purse
+from freegpu.orchestrator.forecast.state import (
+    JobNow,
+    PlatformNow,
+    Seat,
+    SessionNow,
+    What,
+    shape_of,
+)
 from freegpu.orchestrator.forecast.world import (
-    Job,
     Outcome,
-    Platform,
     Result,
     Run,
     Stay,
@@ -34,115 +37,19 @@ from freegpu.orchestrator.forecast.world import (
 from freegpu.orchestrator.model import (
     Action,
     Assign,
-    FreeSlot,
     Move,
-    Place,
-    Running,
     Snapshot,
     StartSession,
-    Waiting,
 )
 from freegpu.orchestrator.spots import Kind, Shape, unfit
 
 #: what decides; the real one is placement.decide
 Policy = Callable[[Snapshot, datetime], Sequence[Action]]
 
-#: a job's own progress counts from so much work on
-LEARNED_S = 60.0
-#: demand of so long ago is still shown to the policy
-LATELY_S = 28 * 86400.0
 #: a platform whose quota is spent is left alone for so long, or until its reset, as by the product
 SPENT_S = 3600.0
 #: a policy is asked again at once after a refusal, so many times at most
 AGAIN = 12
-
-
-class _What(IntEnum):
-    """Events; those of one moment happen in this order."""
-
-    FINISH = 0
-    LOSS = 1
-    LIMIT = 2
-    SPENT = 3
-    RESET = 4
-    FREED = 5
-    LIVE = 6
-    ARRIVE = 7
-    OPEN = 8
-    IDLE = 9
-    TICK = 10
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    job: Job
-    seq: int
-    arrived: float
-    created: datetime
-    kind: Kind
-    #: T4 seconds that are done and saved
-    done: float
-    started: float | None = None
-    finished: float | None = None
-    stays: list[Stay] = field(default_factory=list)
-    #: the card whose speed its own progress has shown
-    seen: str = ""
-    #: waiting, placed, or promised the slot that another leaves
-    state: str = "to come"
-    waiting: Waiting | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """A job in a slot."""
-
-    job: _Job
-    #: when its work begins, seconds; None: the session is not there yet
-    begins: float | None
-    held_since: float
-    #: T4 seconds of work a second
-    rate: float
-    every: float
-    #: it saves and leaves, and this job comes next
-    leaving: bool = False
-    next: _Job | None = None
-
-    def worked(self, now: float) -> tuple[float, float]:
-        """T4 seconds (done, of it saved) since it began here; never more than there was."""
-        if self.begins is None:
-            return 0.0, 0.0
-        did, saved = work.after(now - self.begins, self.every, self.job.job.save_s)
-        rest = self.job.job.work_s - self.job.done
-        return min(rest, did * self.rate), min(rest, saved * self.rate)
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    id: str
-    at: _Platform
-    offer: Offer
-    shape: Shape
-    asked: float
-    seats: list[_Seat | None]
-    granted: float = 0.0
-    live: float | None = None
-    ends: float = math.inf
-    idle_since: float | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Platform:
-    given: Platform
-    purses: dict[str, Purse]
-    sessions: dict[str, _Session] = field(default_factory=dict)
-    asked: int = 0
-    losses: float = 0.0
-    lived_s: float = 0.0
-    blocked_until: datetime | None = None
-
-    def exposure_s(self, now: float) -> float:
-        alive = sum(now - s.live for s in self.sessions.values() if s.live is not None)
-        return self.given.exposure_s + self.lived_s + alive
 
 
 def run(world: World, seed: int = 0, policy: Policy = placement.decide) -> Result:
@@ -157,7 +64,7 @@ class _Engine:
         self.heap: list[tuple[float, int, int, object, int]] = []
         self.count = 0
         self.platforms = {
-            given.name: _Platform(
+            given.name: PlatformNow(
                 given=given,
                 purses={pool.name: Purse(given, pool) for pool in given.pools},
                 losses=given.losses,
@@ -165,9 +72,9 @@ class _Engine:
             )
             for given in world.platforms
         }
-        self.jobs: dict[str, _Job] = {}
-        self.waiting: dict[str, _Job] = {}
-        self.sessions: dict[str, _Session] = {}
+        self.jobs: dict[str, JobNow] = {}
+        self.waiting: dict[str, JobNow] = {}
+        self.sessions: dict[str, SessionNow] = {}
         self.runs: list[Run] = []
         self.windows: list[WindowUse] = []
         self.unfinished = 0
@@ -179,7 +86,7 @@ class _Engine:
         ordered = sorted(world.jobs, key=lambda job: (job.arrives or world.begin, job.id))
         for seq, job in enumerate(ordered, start=1):
             arrives = max(0.0, self._seconds(job.arrives or world.begin))
-            state = _Job(
+            state = JobNow(
                 job=job,
                 seq=seq,
                 arrived=arrives,
@@ -188,11 +95,11 @@ class _Engine:
                 done=job.work_s * min(1.0, max(0.0, job.done)),
             )
             self.jobs[job.id] = state
-            self._at(arrives, _What.ARRIVE, state)
+            self._at(arrives, What.ARRIVE, state)
         self.unfinished = len(self.jobs)
         for platform in self.platforms.values():
             if platform.blocked_until is not None:
-                self._at(max(0.0, self._seconds(platform.blocked_until)), _What.OPEN, platform)
+                self._at(max(0.0, self._seconds(platform.blocked_until)), What.OPEN, platform)
             for purse in platform.purses.values():
                 self._await_reset(purse)
 
@@ -204,7 +111,7 @@ class _Engine:
     def _moment(self, seconds: float) -> datetime:
         return self.world.begin + timedelta(seconds=seconds)
 
-    def _at(self, when: float, what: _What, about: object, version: int = 0) -> None:
+    def _at(self, when: float, what: What, about: object, version: int = 0) -> None:
         self.count += 1
         heapq.heappush(self.heap, (when, what * 1_000_000_000 + self.count, what, about, version))
 
@@ -217,37 +124,37 @@ class _Engine:
             changed = False
             while self.heap and self.heap[0][0] <= when + 1e-6:
                 _, _, what, about, version = heapq.heappop(self.heap)
-                changed = self._happens(_What(what), about, version) or changed
+                changed = self._happens(What(what), about, version) or changed
             if changed and self.unfinished:
                 self._decide()
                 if self.waiting and not self.ticking:
                     self.ticking = True
-                    self._at(self.now + self.world.tick_s, _What.TICK, None)
+                    self._at(self.now + self.world.tick_s, What.TICK, None)
         return self._result()
 
-    def _happens(self, what: _What, about: object, version: int) -> bool:
+    def _happens(self, what: What, about: object, version: int) -> bool:
         """Carry out one event; whether anything changed that a decision may depend on."""
-        if what is _What.ARRIVE and isinstance(about, _Job):
+        if what is What.ARRIVE and isinstance(about, JobNow):
             self.asked[about.job.needs] = self.now
             self._wait(about)
-        elif what is _What.TICK:
+        elif what is What.TICK:
             self.ticking = False
             return bool(self.waiting)
-        elif isinstance(about, _Session):
+        elif isinstance(about, SessionNow):
             if about.id not in self.sessions:
                 return False
-            if what is _What.LIVE:
+            if what is What.LIVE:
                 self._live(about)
                 return None in about.seats
-            if what is _What.FREED:
+            if what is What.FREED:
                 return self._freed(about, version)
-            if what is _What.IDLE:
+            if what is What.IDLE:
                 return self._idle(about)
-            self._end(about, "lost" if what is _What.LOSS else "limit")
+            self._end(about, "lost" if what is What.LOSS else "limit")
         elif isinstance(about, tuple):
             return self._finished(*about)
         elif isinstance(about, Purse):
-            if what is _What.RESET:
+            if what is What.RESET:
                 self._reset(about)
             else:
                 return self._spent(about, version)
@@ -255,11 +162,11 @@ class _Engine:
 
     # --- jobs -------------------------------------------------------------------------------------------
 
-    def _wait(self, job: _Job) -> None:
+    def _wait(self, job: JobNow) -> None:
         job.state, job.waiting = "waiting", None
         self.waiting[job.job.id] = job
 
-    def _seat(self, session: _Session, slot: int, job: _Job) -> None:
+    def _seat(self, session: SessionNow, slot: int, job: JobNow) -> None:
         """The job takes the slot; its work begins when the session is there and the job has started."""
         self.waiting.pop(job.job.id, None)
         job.state = "placed"
@@ -269,13 +176,13 @@ class _Engine:
         every = spec.every_s
         if every is None:
             every = work.interval(spec.save_s, platform.losses, platform.exposure_s(self.now))
-        seat = _Seat(job=job, begins=None, held_since=self.now, rate=rate, every=every)
+        seat = Seat(job=job, begins=None, held_since=self.now, rate=rate, every=every)
         session.seats[slot] = seat
         session.idle_since = None
         if session.live is not None:
             self._begin(session, slot, seat)
 
-    def _begin(self, session: _Session, slot: int, seat: _Seat) -> None:
+    def _begin(self, session: SessionNow, slot: int, seat: Seat) -> None:
         job, spec = seat.job, seat.job.job
         seat.held_since, seat.begins = self.now, self.now + spec.restart_s
         if job.started is None:
@@ -283,11 +190,11 @@ class _Engine:
         rest = max(0.0, spec.work_s - job.done) / seat.rate
         self._at(
             seat.begins + work.whole(rest, seat.every, spec.save_s),
-            _What.FINISH,
+            What.FINISH,
             (session, slot, seat),
         )
 
-    def _leave(self, session: _Session, slot: int, reason: str, *, saved: bool) -> _Job:
+    def _leave(self, session: SessionNow, slot: int, reason: str, *, saved: bool) -> JobNow:
         """The job leaves its slot; what it did since its last checkpoint stays only if it could save."""
         seat = session.seats[slot]
         assert seat is not None  # noqa: S101 - the callers look
@@ -301,7 +208,7 @@ class _Engine:
             did, kept = seat.worked(until)
             kept = did if saved else kept
         job.done += kept
-        if did >= LEARNED_S * seat.rate and spec.reports:
+        if view.showed(did, seat):
             job.seen = session.offer.card
         job.stays.append(
             Stay(
@@ -318,7 +225,7 @@ class _Engine:
         )
         return job
 
-    def _finished(self, session: _Session, slot: int, seat: _Seat) -> bool:
+    def _finished(self, session: SessionNow, slot: int, seat: Seat) -> bool:
         if session.id not in self.sessions or session.seats[slot] is not seat:
             return False
         job = self._leave(session, slot, "finished", saved=True)
@@ -327,7 +234,7 @@ class _Engine:
         self._pass_on(session, slot, seat)
         return True
 
-    def _freed(self, session: _Session, slot: int) -> bool:
+    def _freed(self, session: SessionNow, slot: int) -> bool:
         """A job that was asked to leave has saved and is gone; the other begins."""
         seat = session.seats[slot]
         if seat is None or not seat.leaving:
@@ -336,27 +243,27 @@ class _Engine:
         self._pass_on(session, slot, seat)
         return True
 
-    def _pass_on(self, session: _Session, slot: int, seat: _Seat) -> None:
+    def _pass_on(self, session: SessionNow, slot: int, seat: Seat) -> None:
         if seat.next is not None:
             self._seat(session, slot, seat.next)
         self._look_idle(session)
 
     # --- sessions ---------------------------------------------------------------------------------------
 
-    def _live(self, session: _Session) -> None:
+    def _live(self, session: SessionNow) -> None:
         session.live = self.now
         for slot, seat in enumerate(session.seats):
             if seat is not None:
                 self._begin(session, slot, seat)
         self._look_idle(session)
 
-    def _look_idle(self, session: _Session) -> None:
+    def _look_idle(self, session: SessionNow) -> None:
         if any(session.seats) or session.live is None:
             return
         session.idle_since = self.now
-        self._at(self.now + self.world.idle_s, _What.IDLE, session)
+        self._at(self.now + self.world.idle_s, What.IDLE, session)
 
-    def _idle(self, session: _Session) -> bool:
+    def _idle(self, session: SessionNow) -> bool:
         since = session.idle_since
         if since is None or self.now - since < self.world.idle_s - 1e-6:
             return False
@@ -390,7 +297,7 @@ class _Engine:
             found = self._fits[key] = not unfit(kind, shape)[0]
         return found
 
-    def _end(self, session: _Session, reason: str) -> None:
+    def _end(self, session: SessionNow, reason: str) -> None:
         del self.sessions[session.id]
         del session.at.sessions[session.id]
         for slot, seat in enumerate(session.seats):
@@ -427,7 +334,7 @@ class _Engine:
         """Look again when the pool may be spent."""
         left = purse.ends_in(self._moment(self.now))
         if left is not None:
-            self._at(self.now + left, _What.SPENT, purse, purse.version)
+            self._at(self.now + left, What.SPENT, purse, purse.version)
 
     def _spent(self, purse: Purse, version: int) -> bool:
         if version != purse.version:
@@ -437,7 +344,7 @@ class _Engine:
             return False
         if left > 0:
             # a reset or a rolling window gave something back meanwhile
-            self._at(self.now + max(1.0, left), _What.SPENT, purse, purse.version)
+            self._at(self.now + max(1.0, left), What.SPENT, purse, purse.version)
             return False
         for name in list(purse.running):
             self._end(self.sessions[name], "quota")
@@ -446,7 +353,7 @@ class _Engine:
     def _await_reset(self, purse: Purse) -> None:
         at = purse.resets_at(self._moment(self.now))
         if at is not None:
-            self._at(self._seconds(at), _What.RESET, purse)
+            self._at(self._seconds(at), What.RESET, purse)
 
     def _reset(self, purse: Purse) -> None:
         end = self._moment(self.now)
@@ -467,7 +374,7 @@ class _Engine:
     def _wanted(self, purse: Purse) -> bool:
         """Whether a job waits that could use this pool."""
         given = self.platforms[purse.platform].given
-        shapes = {_shape(offer) for offer in given.offers if offer.pool == purse.pool.name}
+        shapes = {shape_of(offer) for offer in given.offers if offer.pool == purse.pool.name}
         return any(
             self._fit(job.kind, shape) and not job.kind.refused(given.name)
             for job in self.waiting.values()
@@ -481,7 +388,7 @@ class _Engine:
             refused = False
             if self.waiting:
                 self.decisions += 1
-                for action in self.policy(self._snapshot(), self._moment(self.now)):
+                for action in self.policy(self._view(), self._moment(self.now)):
                     if isinstance(action, StartSession):
                         refused = not self._start(action) or refused
                     elif isinstance(action, Move):
@@ -490,6 +397,17 @@ class _Engine:
                         self._assign(action)
             if not (self._release_idle() or refused):
                 break
+
+    def _view(self) -> Snapshot:
+        return view.snapshot(
+            self.waiting.values(),
+            self.sessions.values(),
+            self.platforms.values(),
+            self.asked,
+            self.world.goal,
+            self.now,
+            self._moment(self.now),
+        )
 
     def _start(self, action: StartSession) -> bool:
         """Ask the platform for a session; whether it was granted. What cannot be is dropped, as in the product."""
@@ -515,11 +433,11 @@ class _Engine:
             self._refuse(platform, given.refusal_s)
             return False
         name = f"{given.name}-{platform.asked}"
-        session = _Session(
+        session = SessionNow(
             id=name,
             at=platform,
             offer=offer,
-            shape=_shape(offer),
+            shape=shape_of(offer),
             asked=self.now,
             seats=[None] * offer.count,
             granted=self.now + queue,
@@ -535,17 +453,17 @@ class _Engine:
             purse.granted(name, self._moment(session.granted))
             self._foresee(purse)
         live = session.granted + offer.start_delay_s
-        self._at(live, _What.LIVE, session)
+        self._at(live, What.LIVE, session)
         if session.ends < math.inf:
-            self._at(session.ends, _What.LIMIT, session)
+            self._at(session.ends, What.LIMIT, session)
         if session.granted + life < min(session.ends, self.world.horizon_s):
-            self._at(session.granted + life, _What.LOSS, session)
+            self._at(session.granted + life, What.LOSS, session)
         return True
 
-    def _refuse(self, platform: _Platform, pause_s: float) -> None:
+    def _refuse(self, platform: PlatformNow, pause_s: float) -> None:
         self.refusals += 1
         platform.blocked_until = self._moment(self.now + pause_s)
-        self._at(self.now + pause_s, _What.OPEN, platform)
+        self._at(self.now + pause_s, What.OPEN, platform)
 
     def _assign(self, action: Assign) -> None:
         session = self.sessions.get(action.session)
@@ -568,93 +486,7 @@ class _Engine:
         job.state = "promised"
         seat.leaving, seat.next = True, job
         self.moves += 1
-        self._at(self.now + seat.job.job.save_s, _What.FREED, session, slot)
-
-    # --- what the policy sees ---------------------------------------------------------------------------
-
-    def _snapshot(self) -> Snapshot:
-        now = self._moment(self.now)
-        free: list[FreeSlot] = []
-        running: list[Running] = []
-        for session in self.sessions.values():
-            if session.live is None or session.offer.sealed:
-                continue
-            left = session.ends - self.now if session.ends < math.inf else None
-            for slot, seat in enumerate(session.seats):
-                if seat is None:
-                    free.append(
-                        FreeSlot(session=session.id, slot=slot, offer=session.offer, left_s=left)
-                    )
-                elif not seat.leaving:
-                    running.append(
-                        Running(
-                            job=self._as_waiting(seat.job, seat, session.offer.card),
-                            session=session.id,
-                            slot=slot,
-                            offer=session.offer,
-                            held_s=self.now - seat.held_since,
-                            left_s=left,
-                        )
-                    )
-        return Snapshot(
-            waiting=tuple(self._waits(job) for job in self.waiting.values()),
-            free_slots=tuple(free),
-            places=tuple(self._place(platform, now) for platform in self.platforms.values()),
-            running=tuple(running),
-            lately=tuple(n for n, at in self.asked.items() if self.now - at <= LATELY_S),
-            goal=self.world.goal,
-        )
-
-    def _waits(self, job: _Job) -> Waiting:
-        if job.waiting is None:
-            job.waiting = self._as_waiting(job, None, "")
-        return job.waiting
-
-    def _as_waiting(self, job: _Job, seat: _Seat | None, card: str) -> Waiting:
-        """What freegpu knows of the job: its estimate, its saved progress, the speed that it showed."""
-        spec, done = job.job, job.done
-        seen = job.seen
-        if seat is not None:
-            did, _ = seat.worked(self.now)
-            done += did
-            if did >= LEARNED_S * seat.rate and spec.reports:
-                seen = card
-        left = max(0.0, spec.work_s - done)
-        return Waiting(
-            id=spec.id,
-            seq=job.seq,
-            name=spec.name or spec.id,
-            needs=spec.needs,
-            estimate=spec.estimate,
-            priority=spec.priority,
-            deadline=spec.deadline,
-            created_at=job.created,
-            remaining=left / spec.work_s if spec.reports and spec.work_s > 0 else 1.0,
-            remaining_t4_s=left / spec.pace.get(seen, 1.0) if seen else None,
-            grace_s=spec.grace_s,
-            save_s=spec.save_s,
-        )
-
-    def _place(self, platform: _Platform, now: datetime) -> Place:
-        given = platform.given
-        until = platform.blocked_until
-        closed = until is not None and until > now
-        return Place(
-            platform=given.name,
-            account=given.account,
-            capabilities=given.capabilities,
-            offers=given.offers,
-            open_sessions=len(platform.sessions),
-            balances=tuple(
-                purse.balance(now)
-                for purse in platform.purses.values()
-                if purse.window.kind is not WindowKind.NONE
-            ),
-            blocked_until=until if closed else None,
-            blocked_why="refused a session" if closed else "",
-            losses=platform.losses,
-            exposure_s=platform.exposure_s(self.now),
-        )
+        self._at(self.now + seat.job.job.save_s, What.FREED, session, slot)
 
     # --- the end ----------------------------------------------------------------------------------------
 
@@ -689,8 +521,3 @@ class _Engine:
             moves=self.moves,
             decisions=self.decisions,
         )
-
-
-def _shape(offer: Offer) -> Shape:
-    card = offer.card if offer.count >= 1 else ""
-    return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, ())
