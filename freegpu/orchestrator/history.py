@@ -31,7 +31,7 @@ def book(
     families = {} if families is None else families
     kindred = ledger.kindred()
     new = [id for id, _ in kindred if id not in families]
-    families.update((id, kin(spec, bundle)) for id, bundle, spec in ledger.specs(new))
+    families.update((id, kin(spec, bundle)) for id, bundle, spec in ledger.raw_specs(new))
     totals = {id: total for id, total in kindred if total is not None}
     return learn(seen, families, totals), families
 

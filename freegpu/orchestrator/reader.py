@@ -255,12 +255,19 @@ class Reader:
 
     def specs(self, ids: Collection[str]) -> list[tuple[str, str, JobSpec]]:
         """(id, bundle, spec) of these jobs, those that there are."""
+        return [(id, bundle, rows.spec(spec)) for id, bundle, spec in self._specs(ids)]
+
+    def raw_specs(self, ids: Collection[str]) -> list[tuple[str, str, dict[str, Any]]]:
+        """The same as plain JSON: ten thousand at once are ten times cheaper so."""
+        return [(id, bundle, rows.from_json(spec)) for id, bundle, spec in self._specs(ids)]
+
+    def _specs(self, ids: Collection[str]) -> list[Any]:
         found, wanted = [], list(ids)
         for at in range(0, len(wanted), 500):  # SQLite takes no more than 999 values in old builds
             marks, values = _any_of(wanted[at : at + 500])
             sql = _select("jobs", ("id", "bundle", "spec")) + f" WHERE id IN {marks}"
             found += self._fetch(sql, *values)
-        return [(id, bundle, rows.spec(spec)) for id, bundle, spec in found]
+        return found
 
     # --- attempts, sessions -------------------------------------------------------------------------
 

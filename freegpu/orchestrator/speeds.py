@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import median
+from typing import Any
 
 from freegpu import cards
 from freegpu.jobs import matrix
-from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator.model import Waiting
 
 __all__ = ["Book", "Kin", "Pace", "Rate", "Told", "kin", "learn"]
@@ -121,6 +121,37 @@ class Pace:
         return _Seen(log=one.log + math.log(ratio), sigma=math.hypot(one.sigma, doubt), count=0)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SumUp:
+    """A pace in the words of a decision."""
+
+    #: card -> speed relative to a T4
+    speeds: Mapping[str, float]
+    t4_steps_per_s: float
+    sigma: float
+    total: float | None
+    total_sigma: float
+
+    @classmethod
+    def of(cls, pace: Pace) -> _SumUp | None:
+        told = {card: there for card in pace.seen if (there := pace.on(card)) is not None}
+        reference = pace.on("T4")
+        if reference is None:
+            return None
+        return cls(
+            speeds={
+                card: there.steps_per_s / reference.steps_per_s
+                for card, there in told.items()
+                if card != "T4"
+            },
+            t4_steps_per_s=reference.steps_per_s,
+            # Where it ran last the rate is known best: that it is carried to a T4 and back costs nothing there.
+            sigma=min(there.sigma for there in told.values()),
+            total=pace.total,
+            total_sigma=pace.total_sigma,
+        )
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class Book:
     """All observations, by whom they tell about. Made by `learn`."""
@@ -133,6 +164,7 @@ class Book:
     usual: Mapping[tuple[str, ...], tuple[float, float]]
     ratios: Mapping[tuple[str, ...], Mapping[tuple[str, str], _Seen]]
     _paces: dict[tuple[tuple[str, ...], str], Pace | None] = field(default_factory=dict)
+    _sums: dict[tuple[tuple[str, ...], str], _SumUp | None] = field(default_factory=dict)
 
     def pace(self, job: str, kin: Kin | None, workload: str) -> Pace | None:
         """What is known of a job; None: nobody saw it or its kin run."""
@@ -177,34 +209,46 @@ class Book:
 
     def told(self, job: Waiting, kin: Kin | None) -> Waiting:
         """The job with what is known of its length and of the cards; unchanged where nothing is."""
-        pace = self.pace(job.id, kin, job.needs.workload)
-        reference = pace.on("T4") if pace else None
-        if pace is None or reference is None:
+        workload = job.needs.workload
+        own, total = self.own.get(job.id), self.totals.get(job.id)
+        if own or kin is None:
+            pace = self.pace(job.id, kin, workload)
+            sum_up = None if pace is None else _SumUp.of(pace)
+        else:
+            sum_up = self._summed_up(kin, workload)
+        if sum_up is None:
             return job
-        speeds = {}
-        for card in pace.seen:
-            there = pace.on(card)
-            if there is not None and card != "T4":
-                speeds[card] = there.steps_per_s / reference.steps_per_s
-        if pace.total is None:
-            return replace(job, speeds=speeds)
-        left = pace.total * min(1.0, max(0.0, job.remaining))
-        # Where the job ran last the rate is known best; that it is carried to a T4 and back costs nothing there.
-        surest = min(t.sigma for card in pace.seen if (t := pace.on(card)) is not None)
+        doubt = 0.0
+        if total is None:
+            total, doubt = sum_up.total, sum_up.total_sigma
+        if total is None:
+            return replace(job, speeds=sum_up.speeds) if sum_up.speeds else job
+        left = total * min(1.0, max(0.0, job.remaining))
         return replace(
             job,
-            speeds=speeds,
-            remaining_t4_s=left / reference.steps_per_s,
-            sigma=math.hypot(surest, pace.total_sigma),
+            speeds=sum_up.speeds,
+            remaining_t4_s=left / sum_up.t4_steps_per_s,
+            sigma=math.hypot(sum_up.sigma, doubt),
         )
 
+    def _summed_up(self, kin: Kin, workload: str) -> _SumUp | None:
+        """The same for all cells of a matrix that never ran: worked out once."""
+        key = (kin.family, workload)
+        if key not in self._sums:
+            pace = self._shared(kin, workload)
+            self._sums[key] = None if pace is None else _SumUp.of(pace)
+        return self._sums[key]
 
-def kin(spec: JobSpec, bundle: str) -> Kin:
-    """Of which family a job is: one bundle, the same commands, the same axes, the same class of work."""
-    common = (spec.run, spec.setup, spec.needs.workload, *sorted(spec.cell))
+
+def kin(spec: Mapping[str, Any], bundle: str) -> Kin:
+    """Of which family a job is: one bundle, the same commands, the same axes, the same class of work.
+
+    `spec` as `JobSpec.to_json` gives it: of ten thousand only these few fields are looked at.
+    """
+    common = (spec["run"], spec["setup"], spec["needs"]["workload"], *sorted(spec["cell"]))
     return Kin(
         family=("", bundle, *common),
-        namesakes=(matrix.stem(spec.name, spec.cell), *common),
+        namesakes=(matrix.stem(spec["name"], spec["cell"]), *common),
     )
 
 
