@@ -7,6 +7,7 @@ side is silent (paramiko 5.1, issues 2463 and 503).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import shlex
@@ -167,7 +168,8 @@ class Line:
         # not SFTPClient.from_transport: it would wait an hour for a channel
         channel = self.transport().open_session(timeout=CONNECT_S)
         channel.settimeout(SILENT_S)
-        channel.invoke_subsystem("sftp")
+        with _answered(channel):
+            channel.invoke_subsystem("sftp")
         return paramiko.SFTPClient(channel)
 
     def run(self, command: str, *, timeout: float | None) -> tuple[int, str]:
@@ -203,7 +205,8 @@ class Line:
         end = None if total is None else time.monotonic() + total
         with self.transport().open_session(timeout=CONNECT_S) as channel:
             channel.settimeout(timeout)
-            channel.exec_command(command)
+            with _answered(channel):
+                channel.exec_command(command)
             heard = _Heard(channel, limit)
             try:
                 for block in _blocks(head, source):
@@ -412,6 +415,31 @@ class _Heard:
             raise TimeoutError("no answer")
         if not self.take() and not self.over:
             time.sleep(0.005)  # the pipe told of bytes that are not there yet
+
+
+@contextlib.contextmanager
+def _answered(channel: paramiko.Channel) -> Iterator[None]:
+    """A limit for requests on a channel: paramiko waits for their answer for ever, whatever timeout the channel has.
+
+    The connection is closed by it; TimeoutError.
+    """
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        channel.get_transport().close()
+
+    timer = threading.Timer(CONNECT_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if late.is_set():
+            raise TimeoutError("no answer") from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def _cut(channel: paramiko.Channel) -> bool:
