@@ -17,7 +17,16 @@ from typing import Any
 
 from freegpu.errors import ConfigError
 
-__all__ = ["FILE_NAME", "NUMBERS", "PlatformSettings", "Settings", "load", "without_password"]
+__all__ = [
+    "FILE_NAME",
+    "NUMBERS",
+    "PLATFORM_NAME",
+    "PlatformSettings",
+    "Settings",
+    "is_platform_name",
+    "load",
+    "without_password",
+]
 
 #: the settings file, inside the home
 FILE_NAME = "freegpu.toml"
@@ -39,6 +48,8 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
 )
 
 _PLATFORM = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+#: what a platform may be called, for people
+PLATFORM_NAME = "one word of lower case letters, digits, - and _, beginning with a letter"
 _HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[A-Za-z0-9_"'-]+)*)\s*=""")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
@@ -99,6 +110,11 @@ class Settings:
     def bandwidth(self) -> float | None:
         """`upload_mb_s` as bytes a second; None: no limit."""
         return self.upload_mb_s * 1e6 or None
+
+
+def is_platform_name(name: str) -> bool:
+    """Whether a table of freegpu.toml may be called so."""
+    return _PLATFORM.fullmatch(name) is not None
 
 
 def load(environ: Mapping[str, str], *, home: Path | None = None) -> Settings:
@@ -213,12 +229,8 @@ def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:
         yield "local", PlatformSettings(name="local", adapter="local")
     for name, table in tables.items():
         at = ("platforms", name)
-        if not _PLATFORM.fullmatch(name):
-            raise file.refuse(
-                at,
-                f"{name!r} cannot be a platform's name",
-                hint="one word of lower case letters, digits, - and _, beginning with a letter",
-            )
+        if not is_platform_name(name):
+            raise file.refuse(at, f"{name!r} cannot be a platform's name", hint=PLATFORM_NAME)
         if not isinstance(table, dict):
             raise file.refuse(
                 at,

@@ -112,6 +112,9 @@ def connect_platform(
     account, or rules that were not accepted; nothing was changed then.
     """
     settings = workspace.settings
+    if not config.is_platform_name(name):
+        # written into the file, it would make every later command refuse the file
+        raise ConfigError(f"{name!r} cannot be a platform's name", hint=config.PLATFORM_NAME)
     before = settings.platforms.get(name)
     kept = dict(before.options) if before is not None and before.adapter == adapter else {}
     merged = {k: v for k, v in {**kept, **options}.items() if v is not None}

@@ -65,7 +65,7 @@ def settings(tmp_path: Path) -> dict[str, bytes]:
 def refused(tmp_path: Path, shell: Shell, code: int, word: str, *argv: str) -> dict[str, Any]:
     """This command line ends with this code and a sentence that has this word in it, and changes no setting."""
     before = settings(tmp_path)
-    told, out, err = shell("connect", "ssh", *argv, "--json")
+    told, out, err = shell("connect", "ssh", "--json", *argv)
     document = json.loads(out)
     errors = document["errors"]
     assert (told, bool(errors)) == (code, True), (out, err)
@@ -248,7 +248,7 @@ def test_a_name_that_another_platform_has(
     refused(tmp_path, shell, 10, "called lab already", host.host, "--as", "lab", "--store", url)
 
 
-@pytest.mark.parametrize("name", ["", "Lab", "a b", "x" * 80, "../x", "läb", "1"], ids=ascii)
+@pytest.mark.parametrize("name", ["", "Lab", "a b", "x" * 80, "../x", "läb", "1", "a]\nx"], ids=ascii)
 def test_a_name_that_no_platform_can_have(
     tmp_path: Path, shell: Shell, url: str, host: SshHost, name: str
 ) -> None:
