@@ -333,6 +333,7 @@ def test_a_home_that_cannot_be_written_is_told(host: SshHost, stage: Stage) -> N
     request = stage.adapter.render(stage.launch("s-file"))
     with pytest.raises(RejectedError, match=r"File exists \(.*\.freegpu"):
         stage.adapter.start(request)
+    assert isinstance(stage.adapter, SshAdapter)
     disk = {finding.name: finding for finding in stage.adapter.diagnose("")}["disk"]
     assert disk.ok is False
     assert "cannot be written" in disk.detail
@@ -428,6 +429,7 @@ def test_after_a_restart_the_very_same_pid_and_tick_are_somebody_else_s(
         note.write_text(f"{now}\n{(host.folder / 'boot').read_text()}")
         assert stage.state(ref) is PlatformState.RUNNING
         note.write_text(f"{now}\n{old_boot}\n")
+        assert isinstance(stage.adapter, SshAdapter)
         stage.adapter.tidy(ref)
         assert stranger.poll() is None
     finally:
@@ -592,4 +594,3 @@ def test_a_session_is_not_ended_by_the_end_of_its_terminal(host: SshHost, stage:
     first = int((host.sessions / "s-hup" / "process").read_text().split()[0])
     os.kill(first, signal.SIGHUP)
     assert stage.state(ref) is PlatformState.RUNNING
-    assert isinstance(stage.adapter, SshAdapter)

@@ -90,13 +90,13 @@ def test_a_line_that_falls_silent_is_given_up_and_dialled_anew(
     host: SshHost, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The socket stays open and is_active() stays True for ever; every call has its own end."""
-    monkeypatch.setattr(adapter_module, "SILENT_S", 1.0)
-    monkeypatch.setattr(line_module, "CONNECT_S", 2.0)
+    monkeypatch.setattr(adapter_module, "SILENT_S", 4.0)
+    monkeypatch.setattr(line_module, "CONNECT_S", 5.0)
     adapter = make()
     assert adapter.offers()
     host.hang()
     with pytest.raises(UnreachableError):
-        within(6, lambda: adapter.offers())
+        within(15, lambda: adapter.offers())
     assert adapter.offers(), "a new connection is served by another process"
     host.resume()
 

@@ -144,7 +144,7 @@ def test_a_name_that_nobody_knows(
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    monkeypatch.setattr(line_module.socket, "create_connection", nobody)
+    monkeypatch.setattr(socket, "create_connection", nobody)
     refused(
         tmp_path,
         shell,
@@ -248,7 +248,9 @@ def test_a_name_that_another_platform_has(
     refused(tmp_path, shell, 10, "called lab already", host.host, "--as", "lab", "--store", url)
 
 
-@pytest.mark.parametrize("name", ["", "Lab", "a b", "x" * 80, "../x", "läb", "1", "a]\nx"], ids=ascii)
+@pytest.mark.parametrize(
+    "name", ["", "Lab", "a b", "x" * 80, "../x", "läb", "1", "a]\nx"], ids=ascii
+)
 def test_a_name_that_no_platform_can_have(
     tmp_path: Path, shell: Shell, url: str, host: SshHost, name: str
 ) -> None:
