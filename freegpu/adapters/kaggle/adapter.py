@@ -35,7 +35,7 @@ from freegpu.adapters.base import (
     WindowKind,
 )
 from freegpu.adapters.hosts import held, write_private
-from freegpu.adapters.kaggle import output, parcel, words
+from freegpu.adapters.kaggle import output, parcel, room, words
 from freegpu.adapters.kaggle.calls import (
     Calls,
     DeniedError,
@@ -64,6 +64,7 @@ from freegpu.clock import Clock, utc
 from freegpu.errors import (
     AdapterError,
     ConfigError,
+    NoCapacityError,
     RejectedError,
     UnreachableError,
 )
@@ -212,6 +213,7 @@ class KaggleAdapter:
         slug, owner = str(request.payload["slug"]), self.calls.user()
         with self._parcel(request, folder) as (text, files):
             if files:
+                self._make_sure_of_room(owner, slug, request, folder)
                 try:
                     parcel.bring(self.calls, owner, slug, slug.replace("-", " "), files)
                 except AdapterError:
@@ -236,8 +238,25 @@ class KaggleAdapter:
         except AdapterError:
             self._clean_up(owner, slug)
             raise
-        self._accepted(told, owner, slug)
+        try:
+            self._accepted(told, owner, slug)
+        except NoCapacityError as error:
+            # courtesy: without the note the next try uploads once more for nothing
+            with suppress(AdapterError, OSError):
+                room.remember(self.calls, _pool(request), folder, error.message)
+            raise
         return SessionRef(f"{owner}/{slug}")
+
+    def _make_sure_of_room(self, owner: str, slug: str, request: Request, folder: Path) -> None:
+        """NoCapacityError: the push would be refused, so nothing is uploaded for it. What cannot be told is left to the push."""
+        try:
+            why = room.lacking(self.calls, _pool(request), folder)
+        except AdapterError:
+            return
+        if why:
+            with suppress(AdapterError):
+                parcel.take_away(self.calls, owner, slug)  # of an earlier try, if any
+            raise self._error(NoCapacityError, f"no session is free: {why}")
 
     def _accepted(self, told: Mapping[str, Any], owner: str, slug: str) -> None:
         """Read every way in which an answer of 200 says no. A kernel that runs without its inputs is no launch."""
@@ -458,6 +477,11 @@ class KaggleAdapter:
 
     def _error(self, kind: type[AdapterError], message: str, *, hint: str = "") -> AdapterError:
         return kind(message, hint=hint, adapter=self.name, account=self.account)
+
+
+def _pool(request: Request) -> str:
+    save = request.payload["save"]
+    return GPU if save["enableGpu"] else TPU if save["enableTpu"] else ""
 
 
 def _where(match: re.Match[str]) -> dict[str, Any]:
