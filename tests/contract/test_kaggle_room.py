@@ -49,7 +49,9 @@ def test_a_full_account_is_seen_before_anything_is_uploaded(
     stage.start("s-1")
     before = uploads(server), pushes(server)
     for key in ("s-2", "s-3"):
-        with pytest.raises(NoCapacityError, match="2 sessions run already: ada/freegpu-s-1, ada/my-"):
+        with pytest.raises(
+            NoCapacityError, match="2 sessions run already: ada/freegpu-s-1, ada/my-"
+        ):
             stage.start(key)
     assert (uploads(server), pushes(server)) == before
     assert set(server.data.known) == {"ada/freegpu-s-1"}
