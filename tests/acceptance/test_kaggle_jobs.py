@@ -132,7 +132,7 @@ def test_what_a_stop_costs_is_said_and_nothing_stays(signed_in: Any, server: Kag
     (slug,) = server.kernels
     assert slug in signed_in.types("doctor", "kaggle").out
     ran = signed_in.types("interrupt", "count")
-    assert ran.code == 12, ran
+    assert ran.code == 33, ran
     assert "ending it now would lose its work" in ran.err
     ran = signed_in.ok("cancel", "count")
     assert "what it did since it began is deleted with it" in ran.err

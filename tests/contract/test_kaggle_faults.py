@@ -194,7 +194,7 @@ def test_a_tpu_is_asked_for_without_an_image_and_a_processor_in_its_place_is_see
             continue
         until(lambda ref=ref: stage.state(ref) is PlatformState.ENDED)  # type: ignore[misc]
         seen = stage.adapter.observe([ref])[ref]
-        assert "exited with code 64" in seen.detail
+        assert "a TPU was asked for" in seen.detail
         assert seen.reason == "wrong_card"
         assert "wrong machine" in stage.adapter.logs(ref).text
     stage.close()

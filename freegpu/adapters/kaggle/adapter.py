@@ -65,6 +65,7 @@ from freegpu.agent.stores.base import StoreError
 from freegpu.clock import Clock, utc
 from freegpu.errors import (
     AdapterError,
+    AuthError,
     ConfigError,
     FreeGPUError,
     NoCapacityError,
@@ -211,7 +212,7 @@ class KaggleAdapter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # a push to a slug that is there starts a second session beside the first
         with held(folder / f"{request.key}.lock"):
-            return self.find(request.key) or self._start(request, folder)
+            return self._there(request.key) or self._start(request, folder)
 
     def _start(self, request: Request, folder: Path) -> SessionRef:
         slug, owner = str(request.payload["slug"]), self.calls.user()
@@ -341,8 +342,16 @@ class KaggleAdapter:
         return wire.seal(key, secrets.token_bytes(16), given)
 
     def find(self, key: str, /) -> SessionRef | None:
+        """Also ends what a crash before the push left: a dataset that nobody will ask for, and no ledger knows of."""
         if not _KEY.fullmatch(key):
             return None
+        there = self._there(key)
+        if there is None:
+            with suppress(RejectedError, AuthError):
+                parcel.take_away(self.calls, self.calls.user(), slug_of(key))
+        return there
+
+    def _there(self, key: str) -> SessionRef | None:
         owner, slug = self.calls.user(), slug_of(key)
         return SessionRef(f"{owner}/{slug}") if self._status(owner, slug) is not None else None
 
@@ -381,9 +390,10 @@ class KaggleAdapter:
         if seen.state is PlatformState.ENDED and seen.detail and not seen.reason:
             # Kaggle calls every failure an error; which machine came is known to the kernel alone
             with suppress(AdapterError):
-                printed = output.log(self.calls, _where(match))
-                if WRONG_MACHINE in printed:
-                    return replace(seen, reason=EndReason.WRONG_CARD)
+                for line in output.log(self.calls, _where(match)).splitlines():
+                    if line.startswith(WRONG_MACHINE):
+                        detail = line.partition(": ")[2][:500]
+                        return replace(seen, reason=EndReason.WRONG_CARD, detail=detail)
         return seen
 
     def stop(self, ref: SessionRef, /) -> None:

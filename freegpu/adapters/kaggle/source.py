@@ -44,6 +44,7 @@ def payload(launch: Launch, carry: str) -> dict[str, Any]:
         "kernel": slug,
         "carry": carry,
         "tpu": launch.offer.pool == TPU,
+        "card": card if launch.offer.pool == GPU else "",
         "agent": AGENT,
         "agent_sha256": launch.agent_sha256,
         "seed": SEED if sealed else "",
