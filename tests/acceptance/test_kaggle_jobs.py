@@ -107,7 +107,7 @@ def test_a_tick_that_is_killed_while_it_starts_a_session_leaves_one_or_none(
         go_on.wait(60)
         return reply
 
-    server._on_SaveKernel = held  # type: ignore[method-assign]
+    server._on_SaveKernel = held  # type: ignore[method-assign, assignment]
     process = signed_in.starts("submit", signed_in.counter(total=5))
     assert came.wait(60)
     os.kill(process.pid, signal.SIGKILL)
