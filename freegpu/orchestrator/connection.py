@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from freegpu import config
 from freegpu.adapters import registry
-from freegpu.adapters.base import Adapter, Diagnosed, Finding, Rules
+from freegpu.adapters.base import Adapter, Diagnosed, Entrusted, Finding, Rules
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.config import PlatformSettings, Settings
 from freegpu.errors import ConfigError, LedgerBusyError, SharedStoreError
@@ -132,8 +133,12 @@ def connect_platform(
     platforms = {**settings.platforms, name: platform}
     registry.refuse_second_accounts(platforms)
     made = registry.create(name, adapter, merged, home=settings.home, clock=workspace.clock)
+    proposed = replace(settings, platforms=platforms)
+    if isinstance(made, Entrusted):
+        here = made.capabilities.here
+        made.entrust(partial(shared.secrets_for, proposed, workspace.ledger, name, here=here))
     try:
-        findings = tuple(diagnose(made, replace(settings, platforms=platforms)))
+        findings = tuple(diagnose(made, proposed))
         # who the platform says is signed in, where an adapter holds itself to that from now on
         signed_in = str(getattr(made, "signed_in", ""))
         account = signed_in or made.account

@@ -368,6 +368,11 @@ class Observer:
             detail = observation.detail or "it ended before its agent said hello"
         if observation.reason:
             reason = EndReason(observation.reason)
+        if reason is EndReason.WRONG_CARD:
+            # a platform that substitutes does so again: without this the job would go straight back
+            for attempt in self.ledger.attempts(session=session.id, open_only=True):
+                until = self.now() + timedelta(seconds=AVOID_S)
+                self.ledger.avoid(attempt.job, session.platform, detail, until)
         charged = observation.used_s if observation.used_s is not None else self._elapsed(session)
         self.finish(session, reason, detail, charged_s=charged)
 

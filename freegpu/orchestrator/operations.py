@@ -31,7 +31,7 @@ from freegpu.errors import (
     NotReadyError,
     SharedStoreError,
 )
-from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState
+from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState, SessionState
 from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator import agent_archive, cells, invitations, placement, reports
 from freegpu.orchestrator.act import Identity
@@ -545,6 +545,29 @@ class Workspace:
         return reports.job_views(
             self.ledger, [self.ledger.cancel_job(job.id, at=at) for job in found]
         )
+
+    def lost_by_cancelling(self, jobs: Sequence[str]) -> tuple[str, ...]:
+        """What a person should know before: sentences about those of these jobs that run where nothing reaches them."""
+        ids = {self.ledger.resolve(job).id for job in jobs}
+        sentences = []
+        for job in sorted(ids):
+            for attempt in self.ledger.attempts(job=job, open_only=True):
+                session = self.ledger.session(attempt.session)
+                if not session.offer.sealed or session.state is SessionState.PLANNED:
+                    continue
+                where = f"{attempt.id} runs on {attempt.platform} in a sealed session"
+                beside = self.ledger.attempts(session=session.id, open_only=True)
+                if all(
+                    other.job in ids or other.state is AttemptState.STOPPING for other in beside
+                ):
+                    sentences.append(
+                        f"{where}, which is ended there now: what it did since it began is deleted with it"
+                    )
+                else:
+                    sentences.append(
+                        f"{where} beside other jobs: it goes on until the session ends, and its result is not used"
+                    )
+        return tuple(sentences)
 
     def retry(self, job: str, *, from_scratch: bool = False) -> JobView:
         """Try a failed or cancelled job again, from its newest checkpoint unless `from_scratch`."""
