@@ -171,6 +171,7 @@ class Reconciler:
             store=self.store,
             adapters=self.adapters,
             mailbox=self.mailbox,
+            desk=self.desk,
             identity=self.identity,
             settings=self.settings,
             now=self.now,
