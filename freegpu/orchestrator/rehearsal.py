@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freegpu.adapters import registry, wrappers
+from freegpu.adapters.base import Unsettled
 from freegpu.agent import stores, wire
 from freegpu.agent.stores.base import StoreError
 from freegpu.clock import SystemClock
@@ -122,17 +123,19 @@ class Rehearsal(Workspace):
             except (FreeGPUError, OSError) as error:
                 trouble = str(error)
             open_ones, left = self.sessions(), tidying.left(self.ledger)
-            if not open_ones and not left:
+            unsettled = self._unsettled()
+            if not open_ones and not left and not unsettled:
                 return []
             waited = self.clock.monotonic() - begun
             if waited > CLEAN_S:
                 because = f" ({trouble})" if trouble else ""
                 return [
-                    f"session {session.ref or session.id} may still run on {self.platform}{because}"
-                    for session in open_ones
-                ] + [
-                    f"what session {name} left on {self.platform} is there{because}"
-                    for name in left
+                    *(
+                        f"session {one.ref or one.id} may still run on {self.platform}{because}"
+                        for one in open_ones
+                    ),
+                    *(f"what session {name} left on {self.platform}{because}" for name in left),
+                    *([f"a start that {self.platform} never answered{because}"] * unsettled),
                 ]
             if not told:
                 say(f"waiting for {self.platform} to let go of the session")
@@ -140,6 +143,11 @@ class Rehearsal(Workspace):
             for session in open_ones:
                 self._push(session, hard=waited > LEAVE_S)
             self.clock.sleep(PAUSE_S)
+
+    def _unsettled(self) -> bool:
+        """Whether a start was given up there and what came of it is not yet given back."""
+        inner = self.adapters[self.platform].inner
+        return isinstance(inner, Unsettled) and bool(inner.unsettled())
 
     def _push(self, session: Session, *, hard: bool) -> None:
         """Ask an agent that listens to leave; the platform to end what does not."""

@@ -36,7 +36,7 @@ def connected(user: Any, tmp_path: Path) -> Iterator[dict[str, Rig]]:
             rows = status(user)
             return all(row["card"] and not row["known_at"] for row in rows.values())
 
-        user.until(all_told, 60)
+        user.until(all_told, 150)
         yield rigs
 
 
