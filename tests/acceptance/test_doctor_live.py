@@ -70,9 +70,12 @@ def test_a_card_that_never_comes_is_a_sentence(user: Any, tmp_path: Path, platfo
         nothing_left(rig, store)
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", ["kaggle", "lightning"])
 def test_a_session_that_dies_at_once_is_told(user: Any, tmp_path: Path, platform: str) -> None:
-    """Killed as soon as it runs: the reason is told, and the job is not tried again."""
+    """Killed as soon as it runs: the reason is told, and the job is not tried again.
+
+    On ssh hosts and Colab the same blow hits what is just starting the session; their own suites look at that.
+    """
     with there(platform, tmp_path, user) as (rig, store):
         over = threading.Event()
 
@@ -92,7 +95,7 @@ def test_a_session_that_dies_at_once_is_told(user: Any, tmp_path: Path, platform
         nothing_left(rig, store)
 
 
-@pytest.mark.parametrize("platform", ["lightning", "ssh", "colab"])
+@pytest.mark.parametrize("platform", ["lightning"])
 def test_a_store_that_sessions_cannot_open_is_told(
     user: Any, tmp_path: Path, platform: str
 ) -> None:

@@ -15,7 +15,7 @@ from tests.servers.rigs import Rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-#: the slowest that platforms may make it, and what a loaded machine adds to that, seconds
+#: the most that a platform which hangs may add, and what a loaded machine adds to that, seconds
 ALLOWED_S, SLACK_S = 5.0, 2.0
 
 
@@ -46,11 +46,9 @@ def status(user: Any) -> dict[str, Any]:
     return {row["name"]: row for row in data["platforms"]}
 
 
-def start_s(user: Any) -> float:
-    """What the program itself needs to start."""
-    begun = time.monotonic()
-    user.ok("jobs")
-    return time.monotonic() - begun
+def answered_s(user: Any) -> float:
+    """What `status` takes here and now when every platform answers: the clients' imports, and what else runs."""
+    return max(timed(user, "status", "--json")[1] for _ in range(2))
 
 
 def timed(user: Any, *words: str) -> tuple[Any, float]:
@@ -62,7 +60,7 @@ def timed(user: Any, *words: str) -> tuple[Any, float]:
 def test_one_that_hangs_is_shown_as_it_was_and_holds_up_nobody(user: Any, tmp_path: Path) -> None:
     """Lightning takes the connection and is silent: its last offers and their age are shown, the others are fresh."""
     with connected(user, tmp_path) as rigs:
-        base = start_s(user)
+        base = answered_s(user)
         rigs["lightning"].server.set_faults(hang_s=60)  # type: ignore[attr-defined]
         ran, took = timed(user, "status", "--json")
         assert took < base + ALLOWED_S + SLACK_S
@@ -76,15 +74,15 @@ def test_one_that_hangs_is_shown_as_it_was_and_holds_up_nobody(user: Any, tmp_pa
         assert any(problem.startswith("lightning: no answer") for problem in data["problems"])
         ran, took = timed(user, "status")
         assert took < base + ALLOWED_S + SLACK_S
-        (line,) = [line for line in ran.out.splitlines() if line.lstrip().startswith("lightning")]
-        assert "ago" in line or "old" in line
+        lines = [line for line in ran.out.splitlines() if line.lstrip().startswith("lightning")]
+        assert any("ago" in line for line in lines), ran.out
         rigs["lightning"].server.set_faults(hang_s=None)  # type: ignore[attr-defined]
 
 
 def test_offline_the_last_known_state_is_shown_with_its_age(user: Any, tmp_path: Path) -> None:
     """Every platform is dead: what each one offered last, and when that was, within the same time."""
     with connected(user, tmp_path):
-        base = start_s(user)
+        base = answered_s(user)
     ran, took = timed(user, "status", "--json")
     assert took < base + ALLOWED_S + SLACK_S
     rows = {row["name"]: row for row in ran.json["data"]["platforms"]}
