@@ -20,10 +20,9 @@ from freegpu.errors import ConfigError
 __all__ = [
     "FILE_NAME",
     "NUMBERS",
-    "PLATFORM_NAME",
     "PlatformSettings",
     "Settings",
-    "is_platform_name",
+    "check_platform_name",
     "load",
     "without_password",
 ]
@@ -49,7 +48,7 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
 
 _PLATFORM = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 #: what a platform may be called, for people
-PLATFORM_NAME = "one word of lower case letters, digits, - and _, beginning with a letter"
+_NAMED = "one word of lower case letters, digits, - and _, beginning with a letter"
 _HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[A-Za-z0-9_"'-]+)*)\s*=""")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
@@ -112,9 +111,14 @@ class Settings:
         return self.upload_mb_s * 1e6 or None
 
 
-def is_platform_name(name: str) -> bool:
-    """Whether a table of freegpu.toml may be called so."""
-    return _PLATFORM.fullmatch(name) is not None
+def check_platform_name(name: str) -> None:
+    """ConfigError: no table of freegpu.toml may be called so, and every later command would refuse the file."""
+    if fault := _name_fault(name):
+        raise ConfigError(fault, hint=_NAMED)
+
+
+def _name_fault(name: str) -> str:
+    return "" if _PLATFORM.fullmatch(name) else f"{name!r} cannot be a platform's name"
 
 
 def load(environ: Mapping[str, str], *, home: Path | None = None) -> Settings:
@@ -229,8 +233,8 @@ def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:
         yield "local", PlatformSettings(name="local", adapter="local")
     for name, table in tables.items():
         at = ("platforms", name)
-        if not is_platform_name(name):
-            raise file.refuse(at, f"{name!r} cannot be a platform's name", hint=PLATFORM_NAME)
+        if fault := _name_fault(name):
+            raise file.refuse(at, fault, hint=_NAMED)
         if not isinstance(table, dict):
             raise file.refuse(
                 at,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from freegpu import config
 from freegpu.adapters import registry
-from freegpu.adapters.base import Adapter, Diagnosed, Entrusted, Finding, Rules
+from freegpu.adapters.base import Adapter, Diagnosed, Finding, Rules
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.config import PlatformSettings, Settings
 from freegpu.errors import ConfigError, LedgerBusyError, SharedStoreError
@@ -113,9 +112,7 @@ def connect_platform(
     account, or rules that were not accepted; nothing was changed then.
     """
     settings = workspace.settings
-    if not config.is_platform_name(name):
-        # written into the file, it would make every later command refuse the file
-        raise ConfigError(f"{name!r} cannot be a platform's name", hint=config.PLATFORM_NAME)
+    config.check_platform_name(name)
     before = settings.platforms.get(name)
     kept = dict(before.options) if before is not None and before.adapter == adapter else {}
     merged = {k: v for k, v in {**kept, **options}.items() if v is not None}
@@ -134,9 +131,7 @@ def connect_platform(
     registry.refuse_second_accounts(platforms)
     made = registry.create(name, adapter, merged, home=settings.home, clock=workspace.clock)
     proposed = replace(settings, platforms=platforms)
-    if isinstance(made, Entrusted):
-        here = made.capabilities.here
-        made.entrust(partial(shared.secrets_for, proposed, workspace.ledger, name, here=here))
+    shared.entrust(made, proposed, workspace.ledger, name)
     try:
         findings = tuple(diagnose(made, proposed))
         # who the platform says is signed in, where an adapter holds itself to that from now on

@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from freegpu.adapters import attended, registry, wrappers
-from freegpu.adapters.base import Adapter, Entrusted
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.clock import Clock, SystemClock, utc
@@ -51,7 +50,7 @@ from freegpu.orchestrator.lanes import Lanes
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Job, NewJob, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
-from freegpu.orchestrator.shared import hang_up, open_shared, secrets_for
+from freegpu.orchestrator.shared import entrust, hang_up, open_shared
 from freegpu.orchestrator.views import (
     BundleInfo,
     CellMade,
@@ -167,17 +166,11 @@ class Workspace:
             adapter = registry.create(
                 name, platform.adapter, platform.options, home=self.settings.home, clock=self.clock
             )
-            self._entrust(name, adapter)
+            entrust(adapter, self.settings, self.ledger, name)
             found[name] = wrappers.wrap(adapter, clock=self.clock)
             self._stack.callback(adapter.close)
         self._admit_notebooks(found)
         return found
-
-    def _entrust(self, name: str, adapter: Adapter) -> None:
-        """Let the adapter hand its sessions what opening the store takes, asked for at each start."""
-        if isinstance(adapter, Entrusted):
-            here = adapter.capabilities.here
-            adapter.entrust(partial(secrets_for, self.settings, self.ledger, name, here=here))
 
     def _admit_notebooks(self, found: dict[str, wrappers.Patient]) -> None:
         """Platforms that a cell was made for need no configuration; `up` may have begun before the cell was made."""

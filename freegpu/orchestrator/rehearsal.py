@@ -85,7 +85,7 @@ class Rehearsal(Workspace):
         adapter = registry.create(
             self.platform, mine.adapter, mine.options, home=self.adapter_home, clock=self.clock
         )
-        self._entrust(self.platform, adapter)
+        shared.entrust(adapter, self.settings, self.ledger, self.platform)
         self._stack.callback(adapter.close)
         return {self.platform: wrappers.wrap(adapter, clock=self.clock)}
 

@@ -60,6 +60,7 @@ from freegpu.adapters.kaggle.source import (
     source,
 )
 from freegpu.adapters.kaggle.words import GPU, TPU
+from freegpu.adapters.options import refuse_unknown
 from freegpu.agent import wire
 from freegpu.agent.stores.base import StoreError
 from freegpu.clock import Clock, utc
@@ -116,12 +117,7 @@ class KaggleAdapter:
         cls, name: str, options: Mapping[str, Any], *, home: Path, clock: Clock
     ) -> Self:
         """From its table in freegpu.toml. ConfigError: an option that it does not know, or cannot use."""
-        unknown = sorted(set(options) - set(_OPTIONS))
-        if unknown:
-            raise ConfigError(
-                f"platform {name}: unknown option {unknown[0]!r}",
-                hint=f"known: {', '.join(_OPTIONS)}",
-            )
+        refuse_unknown(name, options, _OPTIONS)
         return cls(name, home=home, clock=clock, options=options)
 
     @property
