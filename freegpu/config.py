@@ -17,7 +17,15 @@ from typing import Any, Literal
 
 from freegpu.errors import ConfigError
 
-__all__ = ["FILE_NAME", "NUMBERS", "PlatformSettings", "Settings", "load", "without_password"]
+__all__ = [
+    "FILE_NAME",
+    "NUMBERS",
+    "PlatformSettings",
+    "Settings",
+    "check_platform_name",
+    "load",
+    "without_password",
+]
 
 #: the settings file, inside the home
 FILE_NAME = "freegpu.toml"
@@ -42,6 +50,8 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
 GOALS = ("jct", "makespan")
 
 _PLATFORM = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+#: what a platform may be called, for people
+_NAMED = "one word of lower case letters, digits, - and _, beginning with a letter"
 _HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[A-Za-z0-9_"'-]+)*)\s*=""")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
@@ -104,6 +114,16 @@ class Settings:
     def bandwidth(self) -> float | None:
         """`upload_mb_s` as bytes a second; None: no limit."""
         return self.upload_mb_s * 1e6 or None
+
+
+def check_platform_name(name: str) -> None:
+    """ConfigError: no table of freegpu.toml may be called so, and every later command would refuse the file."""
+    if fault := _name_fault(name):
+        raise ConfigError(fault, hint=_NAMED)
+
+
+def _name_fault(name: str) -> str:
+    return "" if _PLATFORM.fullmatch(name) else f"{name!r} cannot be a platform's name"
 
 
 def load(environ: Mapping[str, str], *, home: Path | None = None) -> Settings:
@@ -232,12 +252,8 @@ def _platforms(file: _File) -> Iterator[tuple[str, PlatformSettings]]:
         yield "local", PlatformSettings(name="local", adapter="local")
     for name, table in tables.items():
         at = ("platforms", name)
-        if not _PLATFORM.fullmatch(name):
-            raise file.refuse(
-                at,
-                f"{name!r} cannot be a platform's name",
-                hint="one word of lower case letters, digits, - and _, beginning with a letter",
-            )
+        if fault := _name_fault(name):
+            raise file.refuse(at, fault, hint=_NAMED)
         if not isinstance(table, dict):
             raise file.refuse(
                 at,

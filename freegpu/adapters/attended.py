@@ -29,6 +29,7 @@ from freegpu.adapters.base import (
     Window,
     WindowKind,
 )
+from freegpu.adapters.options import refuse_unknown
 from freegpu.clock import Clock
 from freegpu.errors import AttendedError, ConfigError
 
@@ -117,12 +118,7 @@ class AttendedAdapter:
         cls, name: str, options: Mapping[str, Any], *, home: Path, clock: Clock
     ) -> Self:
         """From its table in freegpu.toml; `kind` defaults to the platform's name. ConfigError."""
-        unknown = sorted(set(options) - set(_OPTIONS))
-        if unknown:
-            raise ConfigError(
-                f"platform {name}: unknown option {unknown[0]!r}",
-                hint=f"known: {', '.join(_OPTIONS)}",
-            )
+        refuse_unknown(name, options, _OPTIONS)
         return cls(name, known(name, options), account=_account(name, options))
 
     @property

@@ -33,6 +33,7 @@ from freegpu.adapters.base import (
     WindowKind,
 )
 from freegpu.adapters.hosts import ProcessHost
+from freegpu.adapters.options import refuse_unknown
 from freegpu.agent import gpu
 from freegpu.clock import Clock
 from freegpu.errors import ConfigError, RejectedError
@@ -57,11 +58,7 @@ class LocalAdapter:
         cls, name: str, options: Mapping[str, Any], *, home: Path, clock: Clock
     ) -> Self:
         """From its table in freegpu.toml. ConfigError: an option it does not know."""
-        unknown = sorted(set(options) - {"nvidia_smi"})
-        if unknown:
-            raise ConfigError(
-                f"platform {name}: unknown option {unknown[0]!r}", hint="known: nvidia_smi"
-            )
+        refuse_unknown(name, options, ("nvidia_smi",))
         program = options.get("nvidia_smi", "nvidia-smi")
         if not isinstance(program, str) or not program:
             raise ConfigError(

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 def cancel(call: Call, jobs: tuple[str, ...]) -> Result:
     """Cancel jobs.
 
-    A running job gets SIGTERM and its grace time to save. If one of the jobs is not known or has ended already,
-    none is cancelled.
+    A running job gets SIGTERM and its grace time to save; a sealed session, which nothing reaches, is ended and what
+    it did since it began is lost. If one of the jobs is not known or has ended already, none is cancelled.
     """
     with call.workspace() as workspace:
+        lost = workspace.lost_by_cancelling(jobs)
         views = workspace.cancel(jobs)
+        for sentence in lost:
+            call.out.warn(sentence)
         _send(call, workspace)
     return _result(views, "cancelled")
 

@@ -92,7 +92,7 @@ def doctor(call: Call, platform: str | None, live: bool) -> Result:
             if live:
                 from freegpu.cli import live as rehearsal
 
-                checks += rehearsal.run(call, platform)
+                checks += rehearsal.run(call, workspace, platform)
     except FreeGPUError as error:
         # a home or settings file that cannot be used is a finding like any other
         from freegpu.orchestrator.views import Check

@@ -33,7 +33,6 @@ from freegpu.errors import (
     StaleEpochError,
     UnreachableError,
 )
-from freegpu.jobs import retry
 from freegpu.jobs.lifecycle import (
     AttemptEvent,
     AttemptState,
@@ -44,6 +43,7 @@ from freegpu.jobs.lifecycle import (
 )
 from freegpu.jobs.model import Checkpointing
 from freegpu.orchestrator import sealed
+from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.home import load_secrets
 from freegpu.orchestrator.lanes import Lanes, Late, starting
 from freegpu.orchestrator.ledger import Ledger
@@ -86,6 +86,7 @@ class Actor:
     store: Store
     adapters: Mapping[str, Adapter]
     mailbox: Callable[[str], Mailbox]
+    desk: EventDesk
     identity: Identity
     settings: Settings
     now: Callable[[], datetime]
@@ -199,24 +200,8 @@ class Actor:
 
     def _launch_failed(self, session: Session, error: AdapterError) -> None:
         for attempt in self.ledger.attempts(session=session.id, open_only=True):
-            job = self.ledger.job(attempt.job)
-            self.ledger.end_attempt(
-                attempt.id,
-                reason=EndReason.LAUNCH_FAILED,
-                detail=error.message,
-                exit_code=None,
-                run_s=0.0,
-                lost_s=0.0,
-                outputs=None,
-                brought_checkpoint=False,
-                verdict=retry.decide(
-                    job.spec.retry,
-                    EndReason.LAUNCH_FAILED,
-                    failures=job.failures,
-                    preemptions=job.preemptions,
-                ),
-                not_before=None,
-                at=self.now(),
+            self.desk.end_attempt(
+                attempt, reason=EndReason.LAUNCH_FAILED, detail=error.message, died_at=self.now()
             )
         # a refusal for want of quota tells how large the quota is: `learned` looks for it
         spent = isinstance(error, QuotaExhaustedError)

@@ -112,6 +112,7 @@ def connect_platform(
     account, or rules that were not accepted; nothing was changed then.
     """
     settings = workspace.settings
+    config.check_platform_name(name)
     before = settings.platforms.get(name)
     kept = dict(before.options) if before is not None and before.adapter == adapter else {}
     merged = {k: v for k, v in {**kept, **options}.items() if v is not None}
@@ -129,8 +130,10 @@ def connect_platform(
     platforms = {**settings.platforms, name: platform}
     registry.refuse_second_accounts(platforms)
     made = registry.create(name, adapter, merged, home=settings.home, clock=workspace.clock)
+    proposed = replace(settings, platforms=platforms)
+    shared.entrust(made, proposed, workspace.ledger, name)
     try:
-        findings = tuple(diagnose(made, replace(settings, platforms=platforms)))
+        findings = tuple(diagnose(made, proposed))
         # who the platform says is signed in, where an adapter holds itself to that from now on
         signed_in = str(getattr(made, "signed_in", ""))
         account = signed_in or made.account

@@ -170,9 +170,9 @@ class Observer:
         elif over and observation is not None:
             self._over(session, observation)
         elif self._silent(session, observation):
-            self._fence(session, "its agent has been silent")
+            self.fence(session, "its agent has been silent")
         elif self._never_came(session):
-            self._fence(session, "its agent never said hello", reason=EndReason.LAUNCH_FAILED)
+            self.fence(session, "its agent never said hello", reason=EndReason.LAUNCH_FAILED)
 
     # --- sealed sessions ----------------------------------------------------------------------------------
 
@@ -203,9 +203,9 @@ class Observer:
             sealed.forget(self.home, session.id)
         elif self._unwanted(session):
             # no ticket reaches it: only ending it stops its jobs
-            self._fence(session, "its jobs were cancelled", reason=EndReason.CANCELLED)
+            self.fence(session, "its jobs were cancelled", reason=EndReason.CANCELLED)
         elif self._overdue(session):
-            self._fence(session, "its time is over, whatever the platform says")
+            self.fence(session, "its time is over, whatever the platform says")
 
     def _brought(self, session: Session) -> Path | None:
         """The folder with what it left, all of it here; None: it is still coming. An output that is gone is empty."""
@@ -379,6 +379,11 @@ class Observer:
             detail = observation.detail or "it ended before its agent said hello"
         if observation.reason:
             reason = EndReason(observation.reason)
+        if reason is EndReason.WRONG_CARD:
+            # a platform that substitutes does so again: without this the job would go straight back
+            for attempt in self.ledger.attempts(session=session.id, open_only=True):
+                until = self.now() + timedelta(seconds=AVOID_S)
+                self.ledger.avoid(attempt.job, session.platform, detail, until)
         charged = observation.used_s if observation.used_s is not None else self._elapsed(session)
         self.finish(session, reason, detail, charged_s=charged)
 
@@ -388,7 +393,7 @@ class Observer:
         elapsed = max(0.0, (self.now() - session.started_at).total_seconds())
         return elapsed if session.limit_s is None else min(elapsed, session.limit_s)
 
-    def _fence(self, session: Session, detail: str, reason: EndReason = EndReason.LOST) -> None:
+    def fence(self, session: Session, detail: str, reason: EndReason = EndReason.LOST) -> None:
         """We do not believe in it any more. Its attempts end now; the platform is asked to end it too."""
         self._end_attempts(session, reason, detail)
         adapter = self.adapters.get(session.platform)

@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from freegpu.adapters import attended, registry, wrappers
-from freegpu.adapters.base import Adapter, Entrusted
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.clock import Clock, SystemClock, utc
@@ -31,7 +30,7 @@ from freegpu.errors import (
     NotReadyError,
     SharedStoreError,
 )
-from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState
+from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState, SessionState
 from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator import agent_archive, cells, invitations, placement, reports
 from freegpu.orchestrator.act import Identity
@@ -51,7 +50,7 @@ from freegpu.orchestrator.lanes import Lanes
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Goal, Job, NewJob, Score, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
-from freegpu.orchestrator.shared import hang_up, open_shared, secrets_for
+from freegpu.orchestrator.shared import entrust, hang_up, open_shared
 from freegpu.orchestrator.views import (
     BundleInfo,
     CellMade,
@@ -172,17 +171,11 @@ class Workspace:
             adapter = registry.create(
                 name, platform.adapter, platform.options, home=self.settings.home, clock=self.clock
             )
-            self._entrust(name, adapter)
+            entrust(adapter, self.settings, self.ledger, name)
             found[name] = wrappers.wrap(adapter, clock=self.clock)
             self._stack.callback(adapter.close)
         self._admit_notebooks(found)
         return found
-
-    def _entrust(self, name: str, adapter: Adapter) -> None:
-        """Let the adapter hand its sessions what opening the store takes, asked for at each start."""
-        if isinstance(adapter, Entrusted):
-            here = adapter.capabilities.here
-            adapter.entrust(partial(secrets_for, self.settings, self.ledger, name, here=here))
 
     def _admit_notebooks(self, found: dict[str, wrappers.Patient]) -> None:
         """Platforms that a cell was made for need no configuration; `up` may have begun before the cell was made."""
@@ -583,6 +576,29 @@ class Workspace:
         return reports.job_views(
             self.ledger, [self.ledger.cancel_job(job.id, at=at) for job in found]
         )
+
+    def lost_by_cancelling(self, jobs: Sequence[str]) -> tuple[str, ...]:
+        """What a person should know before: sentences about those of these jobs that run where nothing reaches them."""
+        ids = {self.ledger.resolve(job).id for job in jobs}
+        sentences = []
+        for job in sorted(ids):
+            for attempt in self.ledger.attempts(job=job, open_only=True):
+                session = self.ledger.session(attempt.session)
+                if not session.offer.sealed or session.state is SessionState.PLANNED:
+                    continue
+                where = f"{attempt.id} runs on {attempt.platform} in a sealed session"
+                beside = self.ledger.attempts(session=session.id, open_only=True)
+                if all(
+                    other.job in ids or other.state is AttemptState.STOPPING for other in beside
+                ):
+                    sentences.append(
+                        f"{where}, which is ended there now: what it did since it began is deleted with it"
+                    )
+                else:
+                    sentences.append(
+                        f"{where} beside other jobs: it goes on until the session ends, and its result is not used"
+                    )
+        return tuple(sentences)
 
     def retry(self, job: str, *, from_scratch: bool = False) -> JobView:
         """Try a failed or cancelled job again, from its newest checkpoint unless `from_scratch`."""

@@ -143,6 +143,10 @@ class Reconciler:
             left=left,
         )
 
+    def end_session(self, session: Session, why: str) -> None:
+        """Give up on a session now: its attempts end, and its platform is asked to end it; later ticks see to the rest."""
+        self._observer().fence(session, why)
+
     def _welcome(self) -> list[str]:
         """Take in sessions that people have begun, as often as the store may be asked."""
         now, rest_s = self.now(), pace(self.settings, self.store.properties).rest_s
@@ -181,6 +185,7 @@ class Reconciler:
             store=self.store,
             adapters=self.adapters,
             mailbox=self.mailbox,
+            desk=self.desk,
             identity=self.identity,
             settings=self.settings,
             now=self.now,

@@ -6,10 +6,11 @@ import ipaddress
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from freegpu.adapters.base import Adapter
+from freegpu.adapters.base import Adapter, Entrusted
 from freegpu.adapters.stores import open_any, orchestrator_only
 from freegpu.agent import stores
 from freegpu.agent.stores import s3_place, sigv4
@@ -188,6 +189,13 @@ def out_of_reach(url: str) -> str:
     if address.is_loopback or address.is_unspecified:
         return "loopback"
     return "private" if not address.is_global else ""
+
+
+def entrust(adapter: Adapter, settings: Settings, ledger: Ledger, name: str) -> None:
+    """Let the adapter hand its sessions what opening the store takes, asked for at each start."""
+    if isinstance(adapter, Entrusted):
+        here = adapter.capabilities.here
+        adapter.entrust(partial(secrets_for, settings, ledger, name, here=here))
 
 
 def secrets_for(

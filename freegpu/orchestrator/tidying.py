@@ -19,7 +19,7 @@ from freegpu.orchestrator.lanes import Lanes, Late
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Session
 
-__all__ = ["note", "settle", "sweep"]
+__all__ = ["left", "note", "settle", "sweep"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,11 @@ def note(ledger: Ledger, session: Session, adapters: Mapping[str, Adapter]) -> N
         ref = session.ref or session.key
         left.setdefault(session.id, {"platform": session.platform, "ref": ref})
         _write(ledger, left)
+
+
+def left(ledger: Ledger) -> tuple[str, ...]:
+    """The sessions whose leftovers are still to be removed."""
+    return tuple(_left(ledger))
 
 
 def sweep(

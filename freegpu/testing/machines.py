@@ -31,6 +31,8 @@ esac
 _RUN = (
     'cd "$1" && shift; "$@"; code=$?; echo $code >"$EXIT.new" && mv "$EXIT.new" "$EXIT"; exit $code'
 )
+#: how long the watcher of a machine that is gone may take to write down why, seconds
+WATCHER_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +141,10 @@ class Machines:
     def record(self, name: str) -> dict[str, Any]:
         """`started` and `ended` in epoch seconds (`ended` None while it runs), and the `reason` of an end by time."""
         if not self.alive(name):
+            # The watcher that took it away is about to write why. An empty reason noted just before it stayed for good.
+            end = time.monotonic() + WATCHER_S
+            while watcher.watched(self.host, name) and time.monotonic() < end:
+                time.sleep(watcher.LOOK_S / 5)
             watcher.note_end(self.host, name, "")
         try:
             found: dict[str, Any] = json.loads((self.place(name) / "platform.json").read_bytes())

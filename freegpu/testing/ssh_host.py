@@ -51,7 +51,7 @@ case $SSH_ORIGINAL_COMMAND in
 internal-sftp|*sftp-server*) exec {sftp} ;;
 esac
 printf '%s\\n' "$SSH_ORIGINAL_COMMAND" >>"$here/heard"
-tee -a "$here/heard" | /bin/sh -c "$SSH_ORIGINAL_COMMAND"
+tee -a "$here/heard" | {shell} -c "$SSH_ORIGINAL_COMMAND"
 """
 _NVIDIA_SMI = """#!/bin/sh
 here={here}
@@ -206,9 +206,10 @@ class Sshd:
 
 @dataclass
 class SshHost(Sshd):
-    """A machine behind the server. `far`: its home, below the folder if it is not given."""
+    """A machine behind the server. `far`: its home, below the folder if it is not given. `shell`: the account's."""
 
     far: Path | None = None
+    shell: str = "/bin/sh"
     cards: Hardware | None = None
 
     @property
@@ -229,7 +230,7 @@ class SshHost(Sshd):
             self._boot()
         here = shlex.quote(str(self.folder))
         texts = {
-            "enter": _ENTER.format(here=here, sftp=_sftp()),
+            "enter": _ENTER.format(here=here, sftp=_sftp(), shell=shlex.quote(self.shell)),
             "bin/nvidia-smi": _NVIDIA_SMI.format(here=here),
             "bin/python3": _PYTHON.format(here=here, python=shlex.quote(sys.executable)),
         }

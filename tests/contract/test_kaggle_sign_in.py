@@ -233,7 +233,9 @@ def test_what_was_found_is_shown_in_words(stage: Stage, server: KaggleServer) ->
     """Quota with its refresh, the clock, and the way of carrying with what it means."""
     server.spent["gpu"] = 3600.0 * 4
     findings = {f.name: f for f in stage.adapter.diagnose("s3://b")}  # type: ignore[attr-defined]
-    assert list(findings) == ["installed", "credentials", "quota", "clock", "carry"]
+    assert list(findings) == [
+        "installed", "credentials", "quota", "sessions", "clock", "carry", "stopping",
+    ]  # fmt: skip
     assert findings["quota"].detail.startswith(
         "gpu 26.0 of 30 h left, tpu 20.0 of 20 h left, back at "
     )

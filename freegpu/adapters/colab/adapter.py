@@ -39,6 +39,7 @@ from freegpu.adapters.colab.launch import Starts, cell, means, remote
 from freegpu.adapters.colab.notes import Notes, noted
 from freegpu.adapters.colab.program import Program, scrub
 from freegpu.adapters.hosts import LOG_PAGE, held
+from freegpu.adapters.options import refuse_unknown
 from freegpu.clock import Clock, utc
 from freegpu.errors import AdapterError, ConfigError, QuotaExhaustedError, RejectedError
 
@@ -114,12 +115,7 @@ class ColabAdapter:
         cls, name: str, options: Mapping[str, Any], *, home: Path, clock: Clock
     ) -> Self:
         """From its table in freegpu.toml. ConfigError: an option that cannot be meant, or the rules were not accepted."""
-        unknown = sorted(set(options) - set(_OPTIONS))
-        if unknown:
-            raise ConfigError(
-                f"platform {name}: unknown option {unknown[0]!r}",
-                hint=f"known: {', '.join(_OPTIONS)}",
-            )
+        refuse_unknown(name, options, _OPTIONS)
         if options.get("accepted") != cls.rules.name:
             raise ConfigError(
                 f"platform {name}: the rules of Colab's FAQ on free, unattended use were not accepted",

@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,7 +35,7 @@ from freegpu.adapters.base import (
     WindowKind,
 )
 from freegpu.adapters.hosts import held, write_private
-from freegpu.adapters.kaggle import output, parcel, words
+from freegpu.adapters.kaggle import findings, output, parcel, room, words
 from freegpu.adapters.kaggle.calls import (
     Calls,
     DeniedError,
@@ -54,19 +54,26 @@ from freegpu.adapters.kaggle.source import (
     SPARE_S,
     STORE,
     TPU_LIMIT_S,
+    WRONG_MACHINE,
     payload,
     slug_of,
     source,
 )
 from freegpu.adapters.kaggle.words import GPU, TPU
+from freegpu.adapters.options import refuse_unknown
 from freegpu.agent import wire
+from freegpu.agent.stores.base import StoreError
 from freegpu.clock import Clock, utc
 from freegpu.errors import (
     AdapterError,
+    AuthError,
     ConfigError,
+    FreeGPUError,
+    NoCapacityError,
     RejectedError,
     UnreachableError,
 )
+from freegpu.jobs.lifecycle import EndReason
 
 PRIVATE_DATASET = "private-dataset"
 #: queue, image and start; an estimate
@@ -110,12 +117,7 @@ class KaggleAdapter:
         cls, name: str, options: Mapping[str, Any], *, home: Path, clock: Clock
     ) -> Self:
         """From its table in freegpu.toml. ConfigError: an option that it does not know, or cannot use."""
-        unknown = sorted(set(options) - set(_OPTIONS))
-        if unknown:
-            raise ConfigError(
-                f"platform {name}: unknown option {unknown[0]!r}",
-                hint=f"known: {', '.join(_OPTIONS)}",
-            )
+        refuse_unknown(name, options, _OPTIONS)
         return cls(name, home=home, clock=clock, options=options)
 
     @property
@@ -206,12 +208,13 @@ class KaggleAdapter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # a push to a slug that is there starts a second session beside the first
         with held(folder / f"{request.key}.lock"):
-            return self.find(request.key) or self._start(request, folder)
+            return self._there(request.key) or self._start(request, folder)
 
     def _start(self, request: Request, folder: Path) -> SessionRef:
         slug, owner = str(request.payload["slug"]), self.calls.user()
         with self._parcel(request, folder) as (text, files):
             if files:
+                self._make_sure_of_room(owner, slug, request, folder)
                 try:
                     parcel.bring(self.calls, owner, slug, slug.replace("-", " "), files)
                 except AdapterError:
@@ -236,8 +239,25 @@ class KaggleAdapter:
         except AdapterError:
             self._clean_up(owner, slug)
             raise
-        self._accepted(told, owner, slug)
+        try:
+            self._accepted(told, owner, slug)
+        except NoCapacityError as error:
+            # courtesy: without the note the next try uploads once more for nothing
+            with suppress(AdapterError, OSError):
+                room.remember(self.calls, _pool(request), folder, error.message)
+            raise
         return SessionRef(f"{owner}/{slug}")
+
+    def _make_sure_of_room(self, owner: str, slug: str, request: Request, folder: Path) -> None:
+        """NoCapacityError: the push would be refused, so nothing is uploaded for it. What cannot be told is left to the push."""
+        try:
+            why = room.lacking(self.calls, _pool(request), folder)
+        except AdapterError:
+            return
+        if why:
+            with suppress(AdapterError):
+                parcel.take_away(self.calls, owner, slug)  # of an earlier try, if any
+            raise self._error(NoCapacityError, f"no session is free: {why}")
 
     def _accepted(self, told: Mapping[str, Any], owner: str, slug: str) -> None:
         """Read every way in which an answer of 200 says no. A kernel that runs without its inputs is no launch."""
@@ -300,7 +320,13 @@ class KaggleAdapter:
 
     def _sealed_secrets(self, key: bytes) -> str:
         """What opening the store takes, to be read with the session's key only; "" if nothing. RejectedError."""
-        given = dict(self._secrets()) if self.carry == STORE else {}
+        try:
+            given = dict(self._secrets()) if self.carry == STORE else {}
+        except (FreeGPUError, StoreError) as error:
+            # no session could do anything without
+            raise self._error(
+                RejectedError, f"what opens the store cannot be had here: {error}"
+            ) from error
         if not given:
             return ""
         if self.credentials != PRIVATE_DATASET:
@@ -312,8 +338,16 @@ class KaggleAdapter:
         return wire.seal(key, secrets.token_bytes(16), given)
 
     def find(self, key: str, /) -> SessionRef | None:
+        """Also ends what a crash before the push left: a dataset that nobody will ask for, and no ledger knows of."""
         if not _KEY.fullmatch(key):
             return None
+        there = self._there(key)
+        if there is None:
+            with suppress(RejectedError, AuthError):
+                parcel.take_away(self.calls, self.calls.user(), slug_of(key))
+        return there
+
+    def _there(self, key: str) -> SessionRef | None:
         owner, slug = self.calls.user(), slug_of(key)
         return SessionRef(f"{owner}/{slug}") if self._status(owner, slug) is not None else None
 
@@ -348,7 +382,15 @@ class KaggleAdapter:
         except (DeniedError, TroubledError) as error:
             # kaggle-cli#1053: for three days the status of everything was a 500
             return Observation(state=PlatformState.UNKNOWN, raw=error.raw, detail=error.message)
-        return words.observation(told)
+        seen = words.observation(told)
+        if seen.state is PlatformState.ENDED and seen.detail and not seen.reason:
+            # Kaggle calls every failure an error; which machine came is known to the kernel alone
+            with suppress(AdapterError):
+                for line in output.log(self.calls, _where(match)).splitlines():
+                    if line.startswith(WRONG_MACHINE):
+                        detail = line.partition(": ")[2][:500]
+                        return replace(seen, reason=EndReason.WRONG_CARD, detail=detail)
+        return seen
 
     def stop(self, ref: SessionRef, /) -> None:
         """Delete its kernel: there is no other way to end a session, and its output goes with it."""
@@ -408,12 +450,9 @@ class KaggleAdapter:
     # --- looking at itself ------------------------------------------------------------------------------
 
     def diagnose(self, store: str, /) -> Sequence[Finding]:
-        try:
-            installed = version("kagglesdk")
-        except PackageNotFoundError:
-            hint = "pip install 'kagglesdk>=0.1.38,<0.2'"
-            return [Finding(name="installed", ok=False, detail="kagglesdk is missing", hint=hint)]
-        found = [Finding(name="installed", ok=True, detail=f"kagglesdk {installed}")]
+        found = [findings.installed()]
+        if not found[0].ok:
+            return found
         try:
             user, kept = self.calls.user(), self.calls.credentials()
             reports = self.quota()
@@ -424,40 +463,24 @@ class KaggleAdapter:
             ]
         detail = f"the {kept.kind} in {kept.where} is {user}'s"
         found += [Finding(name="credentials", ok=True, detail=detail), words.quota_finding(reports)]
-        found += [self._clock_finding(), self._carry_finding(store)]
-        return found
-
-    def _clock_finding(self) -> Finding:
-        skew = self.calls.skew_s
-        if skew is None:
-            return Finding(name="clock", ok=None, detail="Kaggle does not tell its time")
-        if abs(skew) <= 60:
-            return Finding(name="clock", ok=True, detail="agrees with Kaggle's")
-        return Finding(
-            name="clock",
-            ok=False,
-            detail=f"differs from Kaggle's by {abs(skew):.0f} s",
-            hint="set this machine's clock by a time server",
-        )
-
-    def _carry_finding(self, store: str) -> Finding:
-        if self.carry == SEALED:
-            return Finding(
-                name="carry",
-                ok=None,
-                detail="sealed: no credentials leave; code and checkpoints go in as a private dataset, and results come"
-                " back when a session ends",
-                hint="a session that is ended by freegpu loses what it did since it began: Kaggle deletes the output",
-            )
-        word = "may go there in a private dataset" if self.credentials != "none" else "stay here"
-        return Finding(
-            name="carry",
-            ok=None,
-            detail=f"store: sessions have internet and open {store or 'the store'}; its credentials {word}",
-        )
+        with suppress(AdapterError):
+            found.append(findings.sessions(room.ours(self.calls, PREFIX)))
+        sealed = self.carry == SEALED
+        allowed = self.credentials == PRIVATE_DATASET
+        return [
+            *found,
+            findings.clock(self.calls.skew_s),
+            findings.sealed() if sealed else findings.store(store, self._secrets, allowed=allowed),
+            findings.ending(is_sealed=sealed),
+        ]
 
     def _error(self, kind: type[AdapterError], message: str, *, hint: str = "") -> AdapterError:
         return kind(message, hint=hint, adapter=self.name, account=self.account)
+
+
+def _pool(request: Request) -> str:
+    save = request.payload["save"]
+    return GPU if save["enableGpu"] else TPU if save["enableTpu"] else ""
 
 
 def _where(match: re.Match[str]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ _METHODS: Mapping[str, tuple[str, str]] = {
             "GetKernelSessionStatus",
             "ListKernelSessionOutput",
             "DeleteKernel",
+            "ListKernels",
             "GetAcceleratorQuotaStatistics",
         ),
         _KERNELS,

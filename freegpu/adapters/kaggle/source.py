@@ -29,6 +29,8 @@ MANIFEST_S = 3.0
 MOUNT_PATIENCE_S = 120.0
 #: accelerators by card; P100 is retired, and whatever else is listed is not for ordinary accounts
 SHAPES = {"CPU": "", "T4": "NvidiaTeslaT4", "tpu-v5e-8": "TpuV5E8"}
+#: what the kernel prints, and ends, when a processor came in the place of a TPU
+WRONG_MACHINE = "freegpu: wrong machine:"
 AGENT, SEED, ACCESS = "freegpu-agent.bin", "freegpu-seed.bin", "freegpu-access.bin"
 
 
@@ -42,6 +44,7 @@ def payload(launch: Launch, carry: str) -> dict[str, Any]:
         "kernel": slug,
         "carry": carry,
         "tpu": launch.offer.pool == TPU,
+        "card": card if launch.offer.pool == GPU else "",
         "agent": AGENT,
         "agent_sha256": launch.agent_sha256,
         "seed": SEED if sealed else "",

@@ -11,7 +11,17 @@ from freegpu.adapters.base import Finding, Observation, PlatformState, QuotaRepo
 from freegpu.errors import AdapterError, NoCapacityError, QuotaExhaustedError, RejectedError
 from freegpu.jobs.lifecycle import EndReason
 
-__all__ = ["GPU", "TPU", "lacking", "observation", "quota", "quota_finding", "refusal"]
+__all__ = [
+    "GPU",
+    "TPU",
+    "lacking",
+    "moment",
+    "observation",
+    "pool",
+    "quota",
+    "quota_finding",
+    "refusal",
+]
 
 GPU, TPU = "gpu", "tpu"
 #: words of KernelWorkerStatus (kagglesdk 0.1.38); the default is left out of answers
@@ -47,9 +57,17 @@ def lacking(told: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def pool(row: Mapping[str, Any]) -> str:
+    """Which quota a notebook of a list draws on: by its shape, which is told of the last session, else by its switches."""
+    shape = str(row.get("machineShape") or "").casefold()
+    if "tpu" in shape or (not shape and row.get("enableTpu")):
+        return TPU
+    return GPU if "nvidia" in shape or (not shape and row.get("enableGpu")) else ""
+
+
 def quota(told: Mapping[str, Any], as_of: datetime) -> list[QuotaReport]:
     """A report a pool that is told of. Reserved counts as used: whether `timeUsed` holds it is not known."""
-    resets, reports = _moment(told.get("quotaRefreshTime")), []
+    resets, reports = moment(told.get("quotaRefreshTime")), []
     for pool in (GPU, TPU):
         row = told.get(f"{pool}Quota")
         if not isinstance(row, dict):
@@ -104,7 +122,7 @@ def _seconds(told: Any) -> float | None:
     return number if 0 <= number < 1e12 else None
 
 
-def _moment(told: Any) -> datetime | None:
+def moment(told: Any) -> datetime | None:
     """RFC 3339 as aware UTC, also with nanoseconds or without a zone, which means UTC there."""
     match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)?", str(told))
     if match is None:

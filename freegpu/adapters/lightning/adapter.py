@@ -33,10 +33,10 @@ from freegpu.adapters.lightning import findings, words
 from freegpu.adapters.lightning.calls import Calls, MissingError
 from freegpu.adapters.lightning.meter import Meter, Run
 from freegpu.adapters.lightning.money import Money
+from freegpu.adapters.options import refuse_unknown
 from freegpu.clock import Clock, utc
 from freegpu.errors import (
     AdapterError,
-    ConfigError,
     NoCapacityError,
     RejectedError,
     UnreachableError,
@@ -89,12 +89,7 @@ class LightningAdapter:
         cls, name: str, options: Mapping[str, Any], *, home: Path, clock: Clock
     ) -> Self:
         """From its table in freegpu.toml. ConfigError: an option that it does not know, or cannot use."""
-        unknown = sorted(set(options) - set(_OPTIONS))
-        if unknown:
-            raise ConfigError(
-                f"platform {name}: unknown option {unknown[0]!r}",
-                hint=f"known: {', '.join(_OPTIONS)}",
-            )
+        refuse_unknown(name, options, _OPTIONS)
         return cls(name, home=home, clock=clock, options=options)
 
     @property

@@ -361,7 +361,14 @@ class SshAdapter:
                 hint=f"`{self.target.command} /bin/sh -c true` must work and ask nothing",
                 **self._who,
             )
-        told: dict[str, Any] = json.loads(found[1])
+        try:
+            told: dict[str, Any] = json.loads(found[1])
+        except ValueError as error:
+            raise UnreachableError(
+                f"{self.target} gave an answer with something else in it",
+                hint="a program that its start-up files leave behind prints into it",
+                **self._who,
+            ) from error
         if "python" in told and "now" not in told:
             old = told["python"] == "old"
             raise RejectedError(

@@ -71,9 +71,15 @@ def read(path: str) -> bytes:
 def write(path: str, data: bytes) -> None:
     """A private file, whole or not at all."""
     hidden = path + ".new%d" % os.getpid()
-    with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-    os.replace(hidden, path)
+    try:
+        with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(hidden, path)
+    except OSError:
+        # a full disk must not keep half a secret
+        with contextlib.suppress(OSError):
+            os.unlink(hidden)
+        raise
 
 
 def folder(path: str) -> str:
@@ -201,6 +207,9 @@ def held(keys: List[str]) -> Dict[str, List[str]]:
 def cards(idle_mb: int) -> Told:
     """The cards as nvidia-smi tells them, and which of them somebody uses. `smi`: ok, none, hangs or fails."""
     told, smi = ask_driver()
+    if smi in ("hangs", "fails"):
+        # one of the two answers may have come: a card of which nobody can tell who uses it is not free
+        return {"cards": [], "smi": smi}
     busy: Dict[str, List[str]] = {}
     for uuid, pid in rows(told["apps"], 2):
         busy.setdefault(uuid, []).append(pid)
@@ -285,16 +294,31 @@ def start(asked: Told) -> Told:
             if others:
                 drop_empty(place)
                 return {"busy": "a session of yours runs there already (%s)" % others[0]}
-            for card in cards(asked["idle_mb"])["cards"] if asked["gpus"] else ():
-                if card["index"] in asked["gpus"] and card["used"]:
-                    drop_empty(place)
-                    return {
-                        "busy": "somebody uses card %s there (%s)" % (card["index"], card["used"])
-                    }
+            taken = unfit(asked)
+            if taken:
+                drop_empty(place)
+                return {"busy": taken}
             if not claim(place, alone):
                 return settled(place)
             launch(place, asked, agent)
     return settled(place)
+
+
+def unfit(asked: Told) -> str:
+    """Why the cards that were offered are not what can be had now; "" if they are."""
+    if not asked["gpus"]:
+        return ""
+    told = cards(asked["idle_mb"])
+    if told["smi"] in ("hangs", "fails"):
+        return "nvidia-smi %s there now" % told["smi"]
+    there = {card["index"]: card for card in told["cards"]}
+    for index in asked["gpus"]:
+        card = there.get(index)
+        if card is None:
+            return "card %s is not there any more" % index
+        if card["used"]:
+            return "somebody uses card %s there (%s)" % (index, card["used"])
+    return ""
 
 
 def is_whole(path: str, sha256: str) -> bool:
@@ -387,8 +411,9 @@ def look(key: str) -> Told:
     known = noted(place)
     seen: Told = {"state": "ended"}
     if known is None:
+        # by either sign: a home on another machine goes by that one's clock
         age = time.time() - os.stat(os.path.join(place, "started")).st_mtime
-        if 0 <= age < SETTLE_S:
+        if abs(age) < SETTLE_S:
             return {"state": "starting"}
         return dict(seen, why="cut short")
     seen["exit"] = read(os.path.join(place, "exit")).decode("ascii", "replace").strip()

@@ -57,6 +57,8 @@ _DELAYS = (0.0, 0.5, 2.0, 5.0)
 _TRYING_S = 20.0
 #: seconds a server may take to answer the trial of its sha256sum
 _TRIAL_S = 15.0
+#: bytes a second that a server reads and hashes at the very least; past that the object is read from here
+_SLOWEST_HASH = 5_000_000
 _EMPTY = hashlib.sha256(b"").hexdigest()
 
 T = TypeVar("T")
@@ -210,7 +212,7 @@ class SftpStore:
             size = attributes.st_size or 0
             if not digest:
                 return Stat(size)
-            told = self._server_digest(path)
+            told = self._server_digest(path, size)
             if told:
                 return Stat(size, told)
             with client.open(path, "rb") as file:
@@ -330,7 +332,7 @@ class SftpStore:
         except FileNotFoundError:
             return []  # it was removed while we looked, or never made
 
-    def _server_digest(self, path: str) -> str | None:
+    def _server_digest(self, path: str, size: int) -> str | None:
         """The SHA-256 by a program of the server; None: it lets us run none, or cannot find the file so."""
         if self._hasher is None:
             self._hasher = ""
@@ -341,7 +343,9 @@ class SftpStore:
                     break
         if not self._hasher:
             return None
-        code, text = self._line.run(f"{self._hasher} < {shlex.quote(path)}", timeout=None)
+        # it says nothing until it is done, and a line that has died says nothing for ever
+        patience = _TRIAL_S + size / _SLOWEST_HASH
+        code, text = self._line.run(f"{self._hasher} < {shlex.quote(path)}", timeout=patience)
         word = text.split()[0] if code == 0 and text.split() else ""
         # a server that shows us a tree of its own (chroot) has another file there, or none
         return word if re.fullmatch(r"[0-9a-f]{64}", word) else None

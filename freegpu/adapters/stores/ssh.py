@@ -7,6 +7,7 @@ side is silent (paramiko 5.1, issues 2463 and 503).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import shlex
@@ -46,6 +47,8 @@ KEEPALIVE_S = 30
 OUTPUT = 8 << 20
 #: bytes given to a channel at once; paramiko cuts them into packets
 _BLOCK = 1 << 18
+#: seconds between the end of a broken connection's channels and its own
+_DYING_S = 0.5
 #: hosts on the way to a host
 _JUMPS = 6
 #: AES-GCM costs the least of what paramiko can do: 120 against 53 MB/s for its own first choice (paramiko 5.1)
@@ -165,7 +168,8 @@ class Line:
         # not SFTPClient.from_transport: it would wait an hour for a channel
         channel = self.transport().open_session(timeout=CONNECT_S)
         channel.settimeout(SILENT_S)
-        channel.invoke_subsystem("sftp")
+        with _answered(channel):
+            channel.invoke_subsystem("sftp")
         return paramiko.SFTPClient(channel)
 
     def run(self, command: str, *, timeout: float | None) -> tuple[int, str]:
@@ -201,7 +205,8 @@ class Line:
         end = None if total is None else time.monotonic() + total
         with self.transport().open_session(timeout=CONNECT_S) as channel:
             channel.settimeout(timeout)
-            channel.exec_command(command)
+            with _answered(channel):
+                channel.exec_command(command)
             heard = _Heard(channel, limit)
             try:
                 for block in _blocks(head, source):
@@ -217,6 +222,8 @@ class Line:
             while not heard.over and not (until is not None and until(heard.out)):
                 _in_time(end)
                 heard.wait(timeout)
+            if heard.over and _cut(channel) and not (until is not None and until(heard.out)):
+                raise EOFError("the connection broke before the command had ended")
             code = None
             if heard.over and channel.status_event.wait(CONNECT_S if timeout is None else timeout):
                 code = channel.recv_exit_status()
@@ -408,6 +415,42 @@ class _Heard:
             raise TimeoutError("no answer")
         if not self.take() and not self.over:
             time.sleep(0.005)  # the pipe told of bytes that are not there yet
+
+
+@contextlib.contextmanager
+def _answered(channel: paramiko.Channel) -> Iterator[None]:
+    """A limit for requests on a channel: paramiko waits for their answer for ever, whatever timeout the channel has.
+
+    The connection is closed by it; TimeoutError.
+    """
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        channel.get_transport().close()
+
+    timer = threading.Timer(CONNECT_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if late.is_set():
+            raise TimeoutError("no answer") from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def _cut(channel: paramiko.Channel) -> bool:
+    """Whether this channel ended because the connection did, and not by the command's own end."""
+    if channel.status_event.is_set() and channel.exit_status != -1:
+        return False
+    transport = channel.get_transport()
+    if channel.closed:
+        # a dying connection closes its channels a moment before it says that it is dead itself
+        transport.join(_DYING_S)
+    return not transport.is_active()
 
 
 def _in_time(end: float | None) -> None:

@@ -51,7 +51,7 @@ def _offer(transport: paramiko.Transport, route: Route, keys: _Keys) -> str:
     """Offer one key after the other."""
     import paramiko
 
-    tried = 0
+    tried, silent = 0, False
     for key, name in keys:
         if not transport.is_active():
             break
@@ -61,7 +61,8 @@ def _offer(transport: paramiko.Transport, route: Route, keys: _Keys) -> str:
         except paramiko.BadAuthenticationType as error:
             raise _wants_more(route, error.allowed_types) from error
         except paramiko.AuthenticationException as error:
-            if "EOF" in str(error) or "timeout" in str(error).lower():
+            silent = "timeout" in str(error).lower()
+            if silent or "EOF" in str(error):
                 break
         except paramiko.SSHException as error:
             # the server hung up after too many keys, or the agent cannot sign with this one
@@ -71,6 +72,9 @@ def _offer(transport: paramiko.Transport, route: Route, keys: _Keys) -> str:
             if more:
                 raise _wants_more(route, more)
             return name
+    if silent:
+        # no answer is no refusal: the next try may be heard
+        raise EOFError("the host fell silent while signing in")
     command = route.target.command
     if not transport.is_active():
         # one or two keys are nobody's limit: that was the line

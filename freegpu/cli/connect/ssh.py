@@ -10,6 +10,7 @@ import click
 from freegpu.cli.call import Call, Result
 from freegpu.cli.command import command
 from freegpu.cli.connect.platform import connecting
+from freegpu.config import check_platform_name
 from freegpu.errors import ConfigError
 
 __all__ = ["ssh"]
@@ -52,6 +53,7 @@ def ssh(
     tries the way from there to the store. Several hosts may be connected.
     """
     name = name or _name(host)
+    check_platform_name(name)
     there = call.settings.platforms.get(name)
     if there is not None and (there.adapter != "ssh" or there.options.get("host") != host):
         raise ConfigError(

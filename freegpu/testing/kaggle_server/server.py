@@ -99,6 +99,8 @@ class KaggleServer(PlatformServer):
         self.planted: dict[str, bytes] = {}
         #: the kernel is said to be there still after it was deleted
         self.ghosts = False
+        #: slugs of deleted kernels that the list still shows
+        self.shown_still: list[str] = []
         #: signed addresses of files work so many times; None: always
         self.uses: int | None = None
         self._signed: dict[str, tuple[str, str, int]] = {}
@@ -294,6 +296,28 @@ class KaggleServer(PlatformServer):
             return "ERROR", "The session ended unexpectedly"
         return ("COMPLETE", "") if code == 0 else ("ERROR", f"Process exited with code {code}")
 
+    def _on_ListKernels(self, heard: Heard, told: Mapping[str, Any]) -> Reply:  # noqa: N802
+        """The user's own, the one that ran last first; a deleted one may still be among them."""
+        kernels = sorted(self.kernels.values(), key=lambda kernel: -kernel.started)
+        rows = [
+            {
+                "id": kernel.id,
+                "ref": f"{self.user}/{kernel.slug}",
+                "slug": kernel.slug,
+                "title": str(kernel.saved.get("newTitle", "")),
+                "author": self.user,
+                "lastRunTime": _stamp(kernel.started + self.now() - time.time()),
+                "enableGpu": self.pool(kernel) == "gpu",
+                "enableTpu": self.pool(kernel) == "tpu",
+                "isPrivate": kernel.saved.get("isPrivate") is True,
+                **({"machineShape": kernel.shape} if kernel.shape else {}),
+            }
+            for kernel in kernels
+        ] + [{"ref": f"{self.user}/{slug}", "slug": slug} for slug in self.shown_still]
+        size = int(told.get("pageSize") or 20)
+        start = size * (int(told.get("page") or 1) - 1)
+        return Reply(json={"kernels": rows[start : start + size]})
+
     def _on_DeleteKernel(self, heard: Heard, told: Mapping[str, Any]) -> Reply:  # noqa: N802
         kernel = self.kernels.get(str(told.get("kernelSlug", "")))
         if kernel is None:
@@ -383,6 +407,10 @@ class KaggleServer(PlatformServer):
 
 def _ref(told: Mapping[str, Any]) -> str:
     return f"{told.get('ownerSlug')}/{told.get('datasetSlug')}"
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _duration(seconds: float) -> str:

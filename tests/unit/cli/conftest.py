@@ -635,6 +635,9 @@ class FakeWorkspace:
     def cancel(self, jobs: Sequence[str]) -> Any:
         return self._answer("cancel", (job_view(state="cancelled"),), tuple(jobs))
 
+    def lost_by_cancelling(self, jobs: Sequence[str]) -> tuple[str, ...]:
+        return ()
+
     def retry(self, job: str, *, from_scratch: bool = False) -> Any:
         return self._answer("retry", job_view(state="pending"), job, from_scratch)
 
