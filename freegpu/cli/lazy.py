@@ -54,7 +54,11 @@ SECTIONS: Sections = MappingProxyType(
             "why": ("jobs", "why", "Tell why a job is where it is, platform by platform."),
             "results": ("results", "results", "Show what the cells of a matrix came to."),
             "report": ("report", "report", "Tell what the last weeks brought."),
-            "simulate": ("plan", "simulate", "Run your queue and quotas forward, and draw what comes of it."),
+            "simulate": (
+                "plan",
+                "simulate",
+                "Run your queue and quotas forward, and draw what comes of it.",
+            ),
             "logs": ("logs", "logs", "Print a job's output, over all its attempts."),
             "checkpoints": (
                 "checkpoints",
