@@ -181,6 +181,11 @@ class Board:
         return reserve.Claim(homes=fit.homes, urgent=presses)
 
     @cached_property
+    def others(self) -> int:
+        """Jobs that wait or run beside the one that chooses."""
+        return max(0, len(self.snapshot.waiting) + len(self.snapshot.running) - 1)
+
+    @cached_property
     def sole(self) -> frozenset[Login]:
         """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
         jobs = [*self.snapshot.waiting, *(running.job for running in self.snapshot.running)]
@@ -263,7 +268,9 @@ class Board:
         units = reserve.cost(ask, spot)
         if units > reserve.allowance(spot, claim, self.sole):
             return outlook.but(reserve.kept(spot, claim, self.sole))
-        return replace(outlook, price_s=reserve.price(units, spot)) if units else outlook
+        return (
+            replace(outlook, price_s=reserve.price(units, spot, self.others)) if units else outlook
+        )
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
         """The longest job of this kind that is still let in anywhere."""
