@@ -1,0 +1,135 @@
+"""Reads task files as SkyPilot does and tells what it read, as JSON. Run by the Python that has SkyPilot.
+
+Stdin: {"cards": [[name, GB, maker]...], "files": [{"text", "envs", "secrets"}...]}. Last line of stdout: its
+version, the fields of its schema, one reading or error a file, and every attempt to reach the network (each of
+which is stopped). Knows nothing of freegpu.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+
+ASKED = []
+_NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+
+
+def fence(event, args):
+    """An audit hook: nothing that Python does goes around it, and it cannot be taken out again."""
+    if event in _NETWORK and not (event == "socket.connect" and isinstance(args[1], (str, bytes))):
+        ASKED.append(f"{event} {args[1:]!r}"[:200])
+        message = "the network is fenced off"
+        raise OSError(message)
+
+
+def fence_holds():
+    import socket
+
+    try:
+        socket.create_connection(("192.0.2.1", 9), timeout=1)
+    except OSError as error:
+        held = "fenced off" in str(error) and len(ASKED) == 1
+        ASKED.clear()
+        return held
+    return False
+
+
+def write_catalog(cards):
+    """The list of cards that SkyPilot would download, where it keeps it."""
+    from sky.skylet import constants
+
+    folder = os.path.expanduser(f"~/.sky/catalogs/{constants.CATALOG_SCHEMA_VERSION}/common")
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/accelerators.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["AcceleratorName", "Clouds"])
+        rows.writerows([name, "['AWS']"] for name, _, _ in cards)
+    with open(f"{folder}/metadata.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["GPU", "MemoryGB", "Manufacturer"])
+        rows.writerows([name, size, maker] for name, size, maker in cards if size)
+
+
+def one_resource(resources):
+    from sky.utils import accelerator_registry
+
+    cards = []
+    for name, count in (resources._accelerators or {}).items():
+        cards.append([accelerator_registry.canonicalize_accelerator_name(name, None), count])
+    return {
+        "cards": cards,
+        "cpus": resources.cpus,
+        "memory": resources.memory,
+        "disk": resources._disk_size,
+        "spot": resources.use_spot,
+        "infra": resources.infra.to_str(),
+    }
+
+
+def reading(file):
+    """As `sky launch FILE --env ... --secret ...` loads it, before anything is validated against a cloud."""
+    from sky.utils import dag_utils
+
+    dag = dag_utils.load_chain_dag_from_yaml_str(
+        file["text"], [tuple(e) for e in file["envs"]], [tuple(s) for s in file["secrets"]]
+    )
+    (task,) = dag.tasks
+    if task.service is not None:
+        return {"service": True}
+    return {
+        "name": task.name,
+        "envs": task.envs,
+        "secrets": sorted([*task.secrets, *(ref.name for ref in task._managed_secret_refs)]),
+        "workdir": task.workdir,
+        "setup": task.setup,
+        "run": task.run,
+        "mounts": task.file_mounts or {},
+        "buckets": sorted(task.storage_mounts),
+        "num_nodes": task.num_nodes,
+        "ordered": isinstance(task.resources, list),
+        "resources": [one_resource(each) for each in task.resources],
+    }
+
+
+def attempt(file):
+    try:
+        return reading(file)
+    except BaseException as error:  # SkyPilot asserts, exits and raises whatever comes
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def fields():
+    """Every field of its schema, and the other names of fields."""
+    from sky import resources as sky_resources
+    from sky.utils import schemas
+
+    whole = schemas.get_resources_schema()["properties"]
+    return {
+        "": sorted(schemas.get_task_schema()["properties"]),
+        "resources": sorted([*whole, *sky_resources.RESOURCE_CONFIG_ALIASES]),
+        "any_of": sorted(whole["any_of"]["items"]["properties"]),
+        "ordered": sorted(whole["ordered"]["items"]["properties"]),
+    }
+
+
+def main():
+    sys.addaudithook(fence)
+    held = fence_holds()
+    question = json.load(sys.stdin)
+    write_catalog(question["cards"])
+    import sky
+
+    files = [attempt(file) for file in question["files"]]
+    answer = {
+        "version": sky.__version__,
+        "fence": held,
+        "asked": ASKED,
+        "fields": fields(),
+        "files": files,
+    }
+    print(json.dumps(answer))
+
+
+main()
