@@ -1,8 +1,8 @@
 """Reads task files as SkyPilot does and tells what it read, as JSON. Run by the Python that has SkyPilot.
 
 Stdin: {"cards": [[name, GB, maker]...], "files": [{"text", "envs", "secrets"}...]}. Last line of stdout: its
-version, the fields of its schema, one reading or error a file, and every attempt to reach the network (each of
-which is stopped). Knows nothing of freegpu.
+version, the fields of its schema, one reading or error a file, the same for the examples that it ships, and every
+attempt to reach the network (each of which is stopped). Knows nothing of freegpu.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import csv
 import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
-ASKED = []
+ASKED: list[str] = []
 _NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 
 
-def fence(event, args):
+def fence(event: str, args: tuple[Any, ...]) -> None:
     """An audit hook: nothing that Python does goes around it, and it cannot be taken out again."""
     if event in _NETWORK and not (event == "socket.connect" and isinstance(args[1], (str, bytes))):
         ASKED.append(f"{event} {args[1:]!r}"[:200])
@@ -24,7 +26,7 @@ def fence(event, args):
         raise OSError(message)
 
 
-def fence_holds():
+def fence_holds() -> bool:
     import socket
 
     try:
@@ -36,7 +38,7 @@ def fence_holds():
     return False
 
 
-def write_catalog(cards):
+def write_catalog(cards: list[list[Any]]) -> None:
     """The list of cards that SkyPilot would download, where it keeps it."""
     from sky.skylet import constants
 
@@ -52,7 +54,7 @@ def write_catalog(cards):
         rows.writerows([name, size, maker] for name, size, maker in cards if size)
 
 
-def one_resource(resources):
+def one_resource(resources: Any) -> dict[str, Any]:
     from sky.utils import accelerator_registry
 
     cards = []
@@ -68,7 +70,7 @@ def one_resource(resources):
     }
 
 
-def reading(file):
+def reading(file: dict[str, Any]) -> dict[str, Any]:
     """As `sky launch FILE --env ... --secret ...` loads it, before anything is validated against a cloud."""
     from sky.utils import dag_utils
 
@@ -93,14 +95,14 @@ def reading(file):
     }
 
 
-def attempt(file):
+def attempt(file: dict[str, Any]) -> dict[str, Any]:
     try:
         return reading(file)
     except BaseException as error:  # SkyPilot asserts, exits and raises whatever comes
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
-def fields():
+def fields() -> dict[str, list[str]]:
     """Every field of its schema, and the other names of fields."""
     from sky import resources as sky_resources
     from sky.utils import schemas
@@ -114,13 +116,18 @@ def fields():
     }
 
 
-def main():
+def main() -> None:
     sys.addaudithook(fence)
     held = fence_holds()
     question = json.load(sys.stdin)
     write_catalog(question["cards"])
     import sky
+    from sky.skylet import constants
 
+    examples = sorted(Path(sky.__file__).parent.glob("recipes/examples/*.yaml"))
+    published = [
+        {"text": path.read_text(encoding="utf-8"), "envs": [], "secrets": []} for path in examples
+    ]
     files = [attempt(file) for file in question["files"]]
     answer = {
         "version": sky.__version__,
@@ -128,6 +135,16 @@ def main():
         "asked": ASKED,
         "fields": fields(),
         "files": files,
+        "published": [
+            {"name": path.name, "text": file["text"], "read": attempt(file)}
+            for path, file in zip(examples, published, strict=True)
+        ],
+        "ignore_file": constants.SKY_IGNORE_FILE,
+        "variables": sorted(
+            value
+            for value in vars(constants).values()
+            if isinstance(value, str) and value.startswith("SKYPILOT_")
+        ),
     }
     print(json.dumps(answer))
 

@@ -267,7 +267,7 @@ def test_nothing_is_ignored_silently() -> None:
         "job.yaml:3: resources.use_spot is ignored: every free session may end early; checkpoints carry the job on",
         "job.yaml:4: resources.cloud is ignored: freegpu chooses the place; freegpu.platforms narrows it",
         "job.yaml:5: resources.ports is ignored: a session cannot be reached from outside",
-        "job.yaml:7: config is ignored: it configures SkyPilot itself",
+        "job.yaml:7: config is ignored: it configures SkyPilot itself; instead of config.hooks, let run act on SIGTERM",
     )
 
 

@@ -59,7 +59,7 @@ def test_sizes_are_in_gb(text: str, size: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "+", "GB", "12+GB", "-1", "1e3", "nan", ".inf", "12 PB", "1,5"]
+    "text", ["", "+", "GB", "12+GB", "-1", "1e3", "nan", ".inf", "12 EB", "1,5"]
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
     """With the rest of a sentence that begins with what was found."""
