@@ -21,7 +21,7 @@ _NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "soc
 def fence(event: str, args: tuple[Any, ...]) -> None:
     """An audit hook: nothing that Python does goes around it, and it cannot be taken out again."""
     if event in _NETWORK and not (event == "socket.connect" and isinstance(args[1], (str, bytes))):
-        ASKED.append(f"{event} {args[1:]!r}"[:200])
+        ASKED.append(f"{event} {args!r}"[:200])
         message = "the network is fenced off"
         raise OSError(message)
 
@@ -71,19 +71,27 @@ def one_resource(resources: Any) -> dict[str, Any]:
 
 
 def reading(file: dict[str, Any]) -> dict[str, Any]:
-    """As `sky launch FILE --env ... --secret ...` loads it, before anything is validated against a cloud."""
+    """As `sky launch FILE --env ... --secret ...` loads and checks it, before any cloud is looked at."""
     from sky.utils import dag_utils
 
-    dag = dag_utils.load_chain_dag_from_yaml_str(
-        file["text"], [tuple(e) for e in file["envs"]], [tuple(s) for s in file["secrets"]]
+    path = Path.home() / "file.yaml"
+    path.write_text(file["text"], encoding="utf-8")
+    dag = dag_utils.load_chain_dag_from_yaml(
+        str(path), [tuple(e) for e in file["envs"]], [tuple(s) for s in file["secrets"]]
     )
     (task,) = dag.tasks
     if task.service is not None:
         return {"service": True}
+    task.validate_name()
+    task.validate_run()
+    if isinstance(task.workdir, str):
+        task.expand_and_validate_workdir()
+    if not any("://" in source for source in (task.file_mounts or {}).values()):
+        task.expand_and_validate_file_mounts()
     return {
         "name": task.name,
         "envs": task.envs,
-        "secrets": sorted([*task.secrets, *(ref.name for ref in task._managed_secret_refs)]),
+        "secrets": sorted({*task.secrets, *(ref.name for ref in task._managed_secret_refs)}),
         "workdir": task.workdir,
         "setup": task.setup,
         "run": task.run,
