@@ -35,6 +35,10 @@ class Choice:
     #: cards that were named and that no free platform has
     elsewhere: tuple[str, ...] = ()
 
+    @property
+    def only_elsewhere(self) -> bool:
+        return bool(self.elsewhere) and not self.accelerators
+
 
 def card_name(text: str) -> str:
     """The card's name in the card table. ValueError ("is not a card ...") if it is in none."""
@@ -119,7 +123,7 @@ def _by_memory(node: Scalar, name: str, memory: re.Match[str]) -> Choice:
     """`16GB+`, `nvidia:16GB`: any card with that much."""
     maker = (memory[1] or "nvidia").casefold()
     if maker != "nvidia":
-        message = f"{name}: {found(node)} wants a card of {maker}, and freegpu asks by size for NVIDIA's only"
+        message = f"{name}: {found(node)} wants a card of {maker} by its size; name the card"
         fail(node, name, message, hint=_known())
     if int(memory[3] or 1) != 1:
         message = f"{name}: {found(node)} asks for several cards without naming one"

@@ -277,7 +277,8 @@ class _Maker:
         own = self._cards(self.resources)
         names = [name for name in ("any_of", "ordered") if name in self.resources.values]
         if not names:
-            self._tell_elsewhere(own.elsewhere, own, self.resources.at("accelerators"))
+            word = "gpus" if "gpus" in self.resources.values else "accelerators"
+            self._tell_elsewhere(own.elsewhere, own, word)
             return own
         if len(names) == 2:
             at = self.resources.at("ordered")
@@ -291,7 +292,7 @@ class _Maker:
         for alternative in self.resources.get(names[0]):
             choice = self._cards(alternative, own)
             elsewhere.update(dict.fromkeys(choice.elsewhere))
-            if choice.elsewhere and not choice.accelerators:
+            if choice.only_elsewhere:
                 continue
             sizes.append(choice.vram_gb)
             if not choice.accelerators and not choice.vram_gb:
@@ -306,7 +307,7 @@ class _Maker:
             ordered=names[0] == "ordered" and len(cards) > 1,
             vram_gb=min(sizes, default=0.0),
         )
-        self._tell_elsewhere(tuple(elsewhere), chosen, at)
+        self._tell_elsewhere(tuple(elsewhere), chosen, names[0])
         return chosen
 
     def _cards(self, section: Section, default: Choice | None = None) -> Choice:
@@ -314,28 +315,32 @@ class _Maker:
         words = [word for word in ("accelerators", "gpus") if word in section.values]
         if len(words) == 2:
             message = "resources has accelerators and gpus, which mean the same; choose one"
-            fail(section.at("gpus"), "resources.gpus", message)
+            fail(section.at("gpus"), "resources.gpus", message, hint="take gpus out")
         chosen: Choice = section.get(words[0]) if words else (default or Choice())
         return chosen
 
-    def _tell_elsewhere(self, names: Sequence[str], chosen: Choice, at: Node) -> None:
+    def _alternatives(self) -> Sequence[Section]:
+        """What any_of or ordered lists, less what only a card that no free platform has could do."""
+        listed: Sequence[Section] = (
+            self.resources.get("any_of") or self.resources.get("ordered") or ()
+        )
+        own = self._cards(self.resources)
+        return [one for one in listed if not self._cards(one, own).only_elsewhere]
+
+    def _tell_elsewhere(self, names: Sequence[str], chosen: Choice, word: str) -> None:
         """Cards that SkyPilot's clouds have and no free platform: told, or refused where nothing else will do."""
-        if not names:
-            return
-        listed = " and ".join(names)
-        if not chosen.accelerators and not chosen.vram_gb:
-            message = f"resources: no free platform has {listed}"
-            fail(
-                at, "resources.accelerators", message, hint="name a card that `freegpu cards` shows"
-            )
-        self.reading.notice(at, f"resources: {listed} left out: no free platform has it")
+        at, listed = self.resources.at(word), " and ".join(names)
+        if names and not chosen.accelerators and not chosen.vram_gb:
+            message = f"resources.{word}: no free platform has {listed}"
+            hint = "name a card that `freegpu cards` shows, or any of a size: freegpu: {vram: 24+}"
+            fail(at, f"resources.{word}", message, hint=hint)
+        if names:
+            text = f"resources.{word}: without {listed}, which no free platform has"
+            self.reading.notice(at, text)
 
     def _floor(self, name: str, cpus: float = 0.0) -> float:
         """The least amount of cpus, memory or disk: the largest that any alternative asks for."""
-        alternatives: Sequence[Section] = (
-            self.resources.get("any_of") or self.resources.get("ordered") or ()
-        )
-        asked = [self._amount(one, name, cpus) for one in (self.resources, *alternatives)]
+        asked = [self._amount(one, name, cpus) for one in (self.resources, *self._alternatives())]
         if any(amount not in (0.0, max(asked)) for amount in asked[1:] or ()):
             text = f"resources: {name} differs between alternatives; {max(asked):g} is asked for in all"
             self.reading.notice(self.resources.node, text)

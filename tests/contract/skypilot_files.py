@@ -415,9 +415,9 @@ DIFFERENT: tuple[Different, ...] = (
             {"cards": ["L4:1", "T4:1"]},
         ),
         (
-            _with("any_of: [{accelerators: 'tpu-v6e-8'}, {accelerators: T4}]"),
-            {"cards": ["T4:1", "tpu-v6e-8:1"]},
-            {"cards": ["T4:1"]},
+            _with("any_of: [{accelerators: tpu-v6e-8, memory: 512+}, {accelerators: T4}]"),
+            {"cards": ["T4:1", "tpu-v6e-8:1"], "memory": [0.0, 512.0]},
+            {"cards": ["T4:1"], "memory": 0.0},
         ),
         (
             _with("any_of: [{accelerators: L40}, {accelerators: Gaudi HL-205}]"),

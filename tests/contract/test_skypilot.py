@@ -26,6 +26,8 @@ from tests.contract.skypilot_files import (
 )
 from tests.servers.skypilot import SKYPILOT, ask
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs/reference/skypilot.md"
 FILES = (*SAME, *(File(text) for text in REFUSED), *DIFFERENT)
 

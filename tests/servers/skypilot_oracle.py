@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,17 @@ def fields() -> dict[str, list[str]]:
     }
 
 
+def variables() -> list[str]:
+    """The names beginning with SKYPILOT_ that it knows, or writes in what starts a task."""
+    import sky
+    from sky.skylet import constants
+
+    known = {value for value in vars(constants).values() if isinstance(value, str)}
+    source = Path(sky.__file__).parent / "backends" / "cloud_vm_ray_backend.py"
+    known.update(re.findall(r"SKYPILOT_[A-Z_]+", source.read_text(encoding="utf-8")))
+    return sorted(name for name in known if re.fullmatch(r"SKYPILOT_[A-Z_]+", name))
+
+
 def main() -> None:
     sys.addaudithook(fence)
     held = fence_holds()
@@ -148,11 +160,7 @@ def main() -> None:
             for path, file in zip(examples, published, strict=True)
         ],
         "ignore_file": constants.SKY_IGNORE_FILE,
-        "variables": sorted(
-            value
-            for value in vars(constants).values()
-            if isinstance(value, str) and value.startswith("SKYPILOT_")
-        ),
+        "variables": variables(),
     }
     print(json.dumps(answer))
 
