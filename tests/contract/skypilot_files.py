@@ -172,6 +172,57 @@ SAME: tuple[File, ...] = (
             "{run: x, name: flow}",
             "run: &r x\nsetup: *r",
             "run: x\nresources:\n  any_of:\n  - &a {accelerators: T4, cpus: 2+}\n  - {<<: *a, accelerators: L4}\n",
+            # whole files as people write them
+            """
+# fine-tune on whatever is cheap
+name: finetune-lora
+workdir: code
+resources:
+  infra: aws
+  accelerators: {L4: 1, A10G: 1, A100: 1}
+  use_spot: true
+  disk_size: 200
+  job_recovery: {max_restarts_on_errors: 2}
+envs:
+  MODEL: org/model-7b
+  EPOCHS: 3
+  OUT: results
+secrets:
+  HF_TOKEN: null
+file_mounts:
+  inputs/train.txt: ./one.txt
+  ~/sky_workdir/extra: ~/data
+setup: |
+  conda create -n train python=3.11 -y
+  conda activate train
+  pip install -r requirements.txt
+run: |
+  conda activate train
+  torchrun --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE train.py \\
+    --model "$MODEL" --epochs ${EPOCHS} --out $OUT
+""",
+            """
+name: eval_nightly.v2
+num_nodes: 1
+resources:
+  cpus: 8+
+  memory: 2x
+  ordered:
+    - infra: gcp/us-central1
+      accelerators: 'A100-80GB:2'
+    - infra: aws
+      accelerators: {L40S: 4}
+    - accelerators: "L4:8"
+      use_spot: no
+  ports: [6006]
+  autostop: {idle_minutes: 30, down: true}
+  labels: {owner: eval}
+envs: {SEED: "0042", TAG: &tag nightly, TAG_AGAIN: *tag}
+config:
+  kubernetes:
+    provision_timeout: 600
+run: python eval.py --seed "$SEED"
+""",
             # variables
             "run: x\nenvs: {A: text, B: '1', C: \"two words\", D: ''}",
             "run: x\nenvs: {A: 1, B: -5, C: 0.5, D: 3e-4, E: 1.5e-05, F: 1e3}",

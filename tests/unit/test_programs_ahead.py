@@ -19,7 +19,7 @@ def program(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Ahead:
     """A program of which nothing is prepared yet, on a machine where no Python is new enough."""
-    monkeypatch.setattr(ahead.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(Ahead, "place", lambda self: tmp_path / self.folder)
     monkeypatch.setattr(ahead, "candidates", lambda: iter(["/nowhere/python3"]))
     wanted: Ahead = request.param
     return wanted
