@@ -624,7 +624,7 @@ DIFFERENT: tuple[Different, ...] = (
     *_different(
         "several documents",
         ("name: p\n---\nrun: x", {"run": "x"}, "refused: the file holds 2 YAML documents"),
-        ("run: x\n---\nrun: y", "refused", "refused: the file holds 2 YAML documents"),
+        ("run: x\n---\nrun: y", "a pipeline", "refused: the file holds 2 YAML documents"),
     ),
     *_different(
         "`num_nodes: 2`",

@@ -68,8 +68,8 @@ def readings(answer: Any, folder: Path) -> Mapping[File, Any]:
 
 def theirs(read: Mapping[str, Any], folder: Path) -> Any:
     """SkyPilot's reading as we would tell it."""
-    if "error" in read or "service" in read:
-        return "refused" if "error" in read else "a service"
+    if "error" in read or "other" in read:
+        return "refused" if "error" in read else read["other"]
     each: Sequence[Any] = read["resources"]
     cards = [f"{name}:{count:g}" for one in each for name, count in one["cards"] or [("CPU", 1)]]
     if not any(one["cards"] for one in each):

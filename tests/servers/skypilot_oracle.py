@@ -80,9 +80,11 @@ def reading(file: dict[str, Any]) -> dict[str, Any]:
     dag = dag_utils.load_chain_dag_from_yaml(
         str(path), [tuple(e) for e in file["envs"]], [tuple(s) for s in file["secrets"]]
     )
+    if len(dag.tasks) > 1:
+        return {"other": "a pipeline"}
     (task,) = dag.tasks
     if task.service is not None:
-        return {"service": True}
+        return {"other": "a service"}
     task.validate_name()
     task.validate_run()
     if isinstance(task.workdir, str):
