@@ -15,15 +15,8 @@ from freegpu.errors import JobSpecError
 from freegpu.jobs.model import JobSpec
 from freegpu.jobs.spec import loads
 from freegpu.jobs.table import RESOURCES, ROOT
-from tests.contract.skypilot_files import (
-    CATALOG,
-    DIFFERENT,
-    ENVIRON,
-    REFUSED,
-    SAME,
-    Different,
-    File,
-)
+from tests.contract.skypilot_differences import DIFFERENT, Different
+from tests.contract.skypilot_files import CATALOG, ENVIRON, REFUSED, SAME, File
 from tests.servers.skypilot import SKYPILOT, ask
 
 pytestmark = pytest.mark.slow
