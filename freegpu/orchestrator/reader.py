@@ -363,6 +363,20 @@ class Reader:
         sql = _EVENTS + where + " ORDER BY id" + _limit(limit)
         return [rows.event(row) for row in self._dicts(sql, *values)]
 
+    def newest_events(self, action: str, jobs: Collection[str]) -> dict[str, AuditEvent]:
+        """job -> its newest audit line of this kind, of those that have one."""
+        found: dict[str, AuditEvent] = {}
+        wanted = list(jobs)
+        for at in range(0, len(wanted), 500):
+            marks, values = _any_of(wanted[at : at + 500])
+            newest = (
+                "id IN (SELECT max(id) FROM events"  # noqa: S608 - marks only
+                f" WHERE action = ? AND job IN {marks} GROUP BY job)"
+            )
+            sql = _EVENTS + f" WHERE {newest}"
+            found |= {row["job"]: rows.event(row) for row in self._dicts(sql, action, *values)}
+        return found
+
     def last_event(self) -> int:
         """The id of the newest audit line; 0: there is none."""
         found: int | None = self._fetch("SELECT max(id) FROM events")[0][0]

@@ -51,6 +51,7 @@ from freegpu.orchestrator.model import (
 from freegpu.orchestrator.observe import Observer
 from freegpu.orchestrator.pace import pace
 from freegpu.orchestrator.speeds import Kin
+from freegpu.orchestrator.witness import Witness
 
 #: a live quota reading is asked for again after this long, seconds
 READING_S = 60.0
@@ -126,7 +127,9 @@ class Reconciler:
             actor.settle()
             actor.catch_up()
             snapshot = self.snapshot(problems)
-            actions = placement.decide(snapshot, self.now())
+            witness = Witness()
+            actions = placement.decide(snapshot, self.now(), witness)
+            actor.decisions = witness.decisions
             placed = {assignment.job for action in actions for assignment in action.placed}
             left = replace(
                 snapshot, waiting=tuple(j for j in snapshot.waiting if j.id not in placed)
@@ -209,7 +212,7 @@ class Reconciler:
         waiting = self.ledger.waiting(self.now())
         if not waiting and not always:
             return Snapshot()
-        waiting = self._with_learned_lengths(waiting)
+        waiting = self.told(waiting)
         sessions = self.ledger.sessions(open_only=True)
         return Snapshot(
             waiting=waiting,
@@ -226,15 +229,22 @@ class Reconciler:
 
     def _running(self, sessions: list[Session]) -> tuple[Running, ...]:
         found = standing.running(self.ledger, sessions, self.now())
-        jobs = {job.id: job for job in self._with_learned_lengths(tuple(one.job for one in found))}
+        jobs = {job.id: job for job in self.told(tuple(one.job for one in found))}
         return tuple(replace(one, job=jobs[one.job.id]) for one in found)
 
-    def _with_learned_lengths(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
-        """A job that has run, or whose kin has, knows better than its estimate how long the rest takes."""
+    def told(
+        self, waiting: tuple[Waiting, ...], new: Mapping[str, Kin] | None = None
+    ) -> tuple[Waiting, ...]:
+        """A job that has run, or whose kin has, knows better than its estimate how long the rest takes.
+
+        `new`: the kin of jobs that the ledger does not have.
+        """
         book, families = history.book(self.ledger, self._families)
         if book is None:
             return waiting
-        return tuple(book.told(job, families.get(job.id)) for job in waiting)
+        return tuple(
+            book.told(job, families.get(job.id) or (new or {}).get(job.id)) for job in waiting
+        )
 
     def _free_slots(self, sessions: list[Session]) -> tuple[FreeSlot, ...]:
         """Slots of sessions that are alive now and take work; a silent session gets none."""
