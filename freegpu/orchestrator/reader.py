@@ -183,6 +183,14 @@ class Reader:
         )
         return [rows.job(row) for row in self._dicts(sql, job_id)]
 
+    def prerequisites(self) -> dict[str, list[tuple[str, datetime | None]]]:
+        """job -> (state, end) of each job that it comes after."""
+        sql = "SELECT a.job, j.state, j.ended_at FROM afters a JOIN jobs j ON j.id = a.after"
+        found: dict[str, list[tuple[str, datetime | None]]] = {}
+        for job, state, ended in self._fetch(sql):
+            found.setdefault(job, []).append((state, rows.time(ended)))
+        return found
+
     def job_counts(self) -> dict[JobState, int]:
         """How many jobs are in each state; every state is there."""
         counts = dict(self._fetch("SELECT state, count(*) FROM jobs GROUP BY state"))

@@ -297,7 +297,7 @@ class Reconciler:
             except AdapterError as error:
                 problems.append(f"{name}: {error.message}")
                 until, why = self.now() + timedelta(seconds=30), error.message
-                offers, as_of = self._last_known(name)
+                offers, as_of = standing.last_offers(self.ledger, name)
             closed = until is not None and until > self.now()
             lost, lived = 0.0, math.inf  # nobody takes one's own machine away
             if not adapter.capabilities.here:
@@ -350,13 +350,13 @@ class Reconciler:
         if adapter.capabilities.here or adapter.capabilities.attended:
             return  # asking costs nothing and does not fail
         told = [asdict(offer) for offer in seen.offers]
-        before = json.loads(self.ledger.meta(_offers_key(name)) or "{}")
+        before = json.loads(self.ledger.meta(standing.offers_key(name)) or "{}")
         at = datetime.fromisoformat(before["as_of"]) if before else None
         if before.get("offers") != json.loads(json.dumps(told)) or (
             at is None or abs((self.now() - at).total_seconds()) > KNOWN_S
         ):
             line = {"as_of": self.now().isoformat(), "offers": told}
-            self.ledger.set_meta(_offers_key(name), json.dumps(line))
+            self.ledger.set_meta(standing.offers_key(name), json.dumps(line))
 
     def _correct(self, name: str, adapter: Adapter, report: QuotaReport) -> None:
         window = adapter.windows.get(report.pool)
@@ -378,16 +378,6 @@ class Reconciler:
                 at=report.as_of,
                 **login,
             )
-
-    def _last_known(self, name: str) -> tuple[tuple[Offer, ...], datetime | None]:
-        """The offers that a platform made when it last answered, and when that was."""
-        told = json.loads(self.ledger.meta(_offers_key(name)) or "{}")
-        if not told:
-            return (), None
-        offers = tuple(
-            Offer(**{**offer, "devices": tuple(offer["devices"])}) for offer in told["offers"]
-        )
-        return offers, datetime.fromisoformat(told["as_of"])
 
     def learned(self, name: str, adapter: Adapter) -> dict[str, Figures]:
         """What past sessions showed of each pool whose limit the platform does not publish."""
@@ -445,10 +435,6 @@ class Reconciler:
 def _marked(offers: Sequence[Offer], sealed: bool) -> tuple[Offer, ...]:
     """The offers, with whether their sessions will be sealed: a session stays what it was when it began."""
     return tuple(replace(offer, sealed=sealed) for offer in offers)
-
-
-def _offers_key(platform: str) -> str:
-    return f"offers:{platform}"
 
 
 def _reach(window: Window) -> timedelta:
