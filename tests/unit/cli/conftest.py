@@ -24,6 +24,7 @@ from freegpu.orchestrator.connection import Connected, PlatformConnected
 from freegpu.orchestrator.forecast import WindowUse
 from freegpu.orchestrator.forecast.plan import Expected, Moment, Unused
 from freegpu.orchestrator.foresight import Ahead, Plan, Sooner, Span
+from freegpu.orchestrator.hindsight import Saving
 from freegpu.orchestrator.matrix_results import Cell, Results
 from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score, Speed
 from freegpu.orchestrator.probe import Latency, Measured, Space
@@ -456,6 +457,19 @@ REPORT = Report(
             percent=31.4,
             cpus=4.0,
             hint="the card waits, mostly for data (4 CPUs there: num_workers=4)",
+            ran_s=80_000.0,
+            wait_s=54_880.0,
+        ),
+    ),
+    wait_s=54_880.0,
+    savings=(
+        Saving(
+            kind="expired",
+            amount_s=17_000.0,
+            platform="kaggle",
+            jobs=("q81mzt",),
+            sentence="4 h 43 min of kaggle (gpu) expired Mon 30 Nov 00:00 UTC, while big\x1b waited 9 h: T4: needs 20 GB,"
+            " the card has 16 GB (`vram: 16+` would let it in)",
         ),
     ),
     unknown=("colab gpu: what expired is not known, for nobody publishes the limit",),
