@@ -166,15 +166,21 @@ def test_a_quota_that_is_spent_says_when_it_comes_back(asked: Asked) -> None:
     assert score.before_s == 60.0
 
 
-def test_quota_that_is_kept_says_for_whom_and_when_it_opens(asked: Asked) -> None:
-    """A tenth is kept for short jobs: a long one gets it with a deadline that presses, or later by itself."""
+@pytest.mark.parametrize(("quota", "session"), [(3000.0, None), (5 * HOUR, 4.8 * HOUR)])
+def test_quota_that_is_kept_says_for_whom_and_when_it_opens(
+    asked: Asked, quota: float, session: float | None
+) -> None:
+    """A tenth is kept for short jobs: a long one gets it with a deadline that presses, or later by itself.
+
+    Then what is kept has shrunk enough, or the quota could not be burned any more before it expires.
+    """
     asked.world.platform.capabilities = replace(
-        asked.world.platform.capabilities, max_session_s=None
+        asked.world.platform.capabilities, max_session_s=session
     )
-    asked.world.platform.windows["gpu"] = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=3000.0)
+    asked.world.platform.windows["gpu"] = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=quota)
     offers = asked.world.platform.offers
     asked.world.platform.offers = lambda: [  # type: ignore[method-assign]
-        replace(offer, session_limit_s=None) for offer in offers()
+        replace(offer, session_limit_s=session) for offer in offers()
     ]
     needs = Needs(platforms=("pretend", "spark"), accelerators=(Accelerator(card="T4"),))
     asked.add(Platform("third", "T4"))
