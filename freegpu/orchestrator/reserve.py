@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from freegpu.orchestrator.spots import Ask, Login, Spot, SpotKind, span_text
 
-__all__ = ["Claim", "allowance", "cost", "kept", "most_work", "opens", "price"]
+__all__ = ["Claim", "allowance", "cost", "kept", "most_work", "price"]
 
 #: how much the time in which quota comes back counts against the time to finish, when many jobs want it
 PRICE = 0.3
@@ -78,18 +78,6 @@ def most_work(ask: Ask, spot: Spot, claim: Claim, sole: Collection[Login]) -> fl
         return math.inf
     run = (allowed + spot.reserved_s) / spot.rate - spot.delay_s - ask.kind.grace_s
     return max(0.0, run) * spot.speed(ask)
-
-
-def opens(spot: Spot, claim: Claim, sole: Collection[Login], units: float) -> float | None:
-    """Seconds until what is kept has shrunk so far that this much is let in, if nobody else takes any; None: it does not."""
-    budget = spot.budget
-    ahead, period, limit = budget.refill_in_s, budget.period_s or 0.0, budget.limit_s
-    if ahead is None or period <= 0 or not 0 < limit < math.inf or units > budget.left_s:
-        return None
-    share = KEEP_ALL if spot.login in sole else KEEP_SHORT
-    shrunk = (budget.left_s - units) * period / (share * limit)
-    # also when it could not be burned any more before it expires
-    return max(0.0, ahead - max(shrunk, budget.left_s / budget.burn if budget.burn > 0 else 0.0))
 
 
 def _rule(spot: Spot, claim: Claim, sole: Collection[Login]) -> tuple[float, str]:
