@@ -367,15 +367,19 @@ def _tie(spot: Spot) -> str:
     return "the smaller share of a quota goes first among equals"
 
 
+def _ask(one: Running) -> Ask:
+    return Ask.of(one.job, Kind.of(one.job))
+
+
 def _goes_on(one: Running) -> float:
     """Seconds for which a job keeps its slot; infinite: nobody knows."""
-    ask = Ask.of(one.job, Kind.of(one.job))
+    ask = _ask(one)
     left = math.inf if one.left_s is None else one.left_s
     return left if ask.assumed else min(left, ask.work_s / ask.speed(one.offer.card))
 
 
 def _holder(one: Running) -> str:
-    ask = Ask.of(one.job, Kind.of(one.job))
+    ask = _ask(one)
     if ask.assumed:
         return f"{one.job.name} runs there"
     return f"{one.job.name} runs there, {span_text(ask.work_s / ask.speed(one.offer.card))} to go"
