@@ -69,7 +69,7 @@ def with_job(looking: Reconciler, ledger: Ledger, snapshot: Snapshot, job: Job) 
     """The snapshot with the job in the queue, as a tick would put it there, whatever it does now."""
     if any(waiting.id == job.id for waiting in snapshot.waiting):
         return snapshot
-    (told,) = looking.told((ledger.as_waiting(job.id),))
+    (told,) = looking.with_learned_lengths((ledger.as_waiting(job.id),))
     running = tuple(one for one in snapshot.running if one.job.id != job.id)
     return replace(snapshot, waiting=(*snapshot.waiting, told), running=running)
 

@@ -529,6 +529,15 @@ class Workspace:
             requests=tuple(requests.items()),
         )
 
+    def _new(
+        self, looking: Reconciler, specs: Sequence[JobSpec], snapshot: Snapshot, now: datetime
+    ) -> tuple[Waiting, ...]:
+        """Jobs that are not submitted, at the end of the queue, with what is known of their namesakes."""
+        after = max((job.seq for job in snapshot.waiting), default=0) + 1
+        new = tuple(_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs))
+        kin = {job.id: speeds.kin(spec.to_json(), "") for job, spec in zip(new, specs, strict=True)}
+        return looking.with_learned_lengths(new, kin)
+
     def plan(
         self,
         paths: Sequence[str | Path],
@@ -544,17 +553,9 @@ class Workspace:
         specs = [spec for path in paths for spec in self._load(path, overrides, environ).specs]
         now = utc(self.clock)
         snapshot = self._ahead(goal)
-        new = self._new(self._looking([]), specs, snapshot, now)
-        return foresight.plan(snapshot, new, now, runs=runs)
-
-    def _new(
-        self, looking: Reconciler, specs: Sequence[JobSpec], snapshot: Snapshot, now: datetime
-    ) -> tuple[Waiting, ...]:
-        """Jobs that are not submitted, at the end of the queue, with what is known of their namesakes."""
         after = max((job.seq for job in snapshot.waiting), default=0) + 1
-        new = tuple(_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs))
-        kin = {job.id: speeds.kin(spec.to_json(), "") for job, spec in zip(new, specs, strict=True)}
-        return looking.told(new, kin)
+        new = [_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs)]
+        return foresight.plan(snapshot, new, now, runs=runs)
 
     def simulate(self, weeks: int, *, goal: Goal | None = None, runs: int = 40) -> Ahead:
         """The queue and the quotas run forward; changes nothing."""
@@ -563,12 +564,10 @@ class Workspace:
         return foresight.ahead(self._ahead(goal), utc(self.clock), weeks, runs=runs)
 
     def _ahead(self, goal: Goal | None) -> Snapshot:
-        looking = self._looking([])
-        snapshot = looking.snapshot(always=True)
+        snapshot = self._looking([]).snapshot(always=True)
         there = {job.id for job in snapshot.waiting} | {each.job.id for each in snapshot.running}
         active = self.ledger.jobs(states=[JobState.ACTIVE])
-        away = tuple(self.ledger.as_waiting(job.id) for job in active if job.id not in there)
-        rest = looking.told(away)
+        rest = tuple(self.ledger.as_waiting(job.id) for job in active if job.id not in there)
         snapshot = replace(snapshot, waiting=(*snapshot.waiting, *rest))
         return replace(snapshot, goal=goal) if goal else snapshot
 

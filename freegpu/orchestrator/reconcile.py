@@ -212,7 +212,7 @@ class Reconciler:
         waiting = self.ledger.waiting(self.now())
         if not waiting and not always:
             return Snapshot()
-        waiting = self.told(waiting)
+        waiting = self.with_learned_lengths(waiting)
         sessions = self.ledger.sessions(open_only=True)
         return Snapshot(
             waiting=waiting,
@@ -229,10 +229,10 @@ class Reconciler:
 
     def _running(self, sessions: list[Session]) -> tuple[Running, ...]:
         found = standing.running(self.ledger, sessions, self.now())
-        jobs = {job.id: job for job in self.told(tuple(one.job for one in found))}
+        jobs = {job.id: job for job in self.with_learned_lengths(tuple(one.job for one in found))}
         return tuple(replace(one, job=jobs[one.job.id]) for one in found)
 
-    def told(
+    def with_learned_lengths(
         self, waiting: tuple[Waiting, ...], new: Mapping[str, Kin] | None = None
     ) -> tuple[Waiting, ...]:
         """A job that has run, or whose kin has, knows better than its estimate how long the rest takes.
