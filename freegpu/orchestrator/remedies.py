@@ -118,6 +118,8 @@ def _refill(spot: Spot, now: datetime) -> str:
     back = spot.budget.refill_in_s
     if back is None:
         return "that quota does not come back by itself"
+    if spot.budget.left_s >= spot.budget.limit_s:
+        return "the whole of that quota is too little for it"
     return f"quota comes back {moment(now + timedelta(seconds=back))}"
 
 

@@ -16,7 +16,7 @@ from freegpu.adapters.wrappers import wrap
 from freegpu.agent import wire
 from freegpu.jobs.lifecycle import JobState
 from freegpu.jobs.model import Accelerator, Estimate, Needs
-from freegpu.orchestrator.model import Score
+from freegpu.orchestrator.model import EntryKind, Score
 from freegpu.orchestrator.operations import Workspace
 from freegpu.orchestrator.record import Decision, Outcome
 from freegpu.orchestrator.views import JobView
@@ -157,12 +157,30 @@ def test_what_would_change_it_is_the_line_of_the_spec(
     assert score.change == change
 
 
-def test_a_quota_that_is_spent_says_when_it_comes_back(asked: Asked) -> None:
-    """Weeks begin on Mondays; it is a Wednesday."""
+@pytest.mark.parametrize(
+    ("limit", "change"),
+    [
+        (10 * HOUR, "quota comes back Mon 7 Dec 00:00 UTC"),
+        (60.0, "the whole of that quota is too little for it"),
+    ],
+)
+def test_a_quota_that_is_spent_says_when_it_comes_back(
+    asked: Asked, limit: float, change: str
+) -> None:
+    """Weeks begin on Mondays; it is a Wednesday, and a minute is left. Where a minute is all, Monday brings no more."""
     del asked.world.adapters["spark"]
-    asked.world.platform.windows["gpu"] = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=60.0)
+    asked.world.platform.windows["gpu"] = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=limit)
+    asked.world.ledger.add_entry(
+        platform="pretend",
+        account="me",
+        pool="gpu",
+        kind=EntryKind.CHARGE,
+        amount_s=limit - 60.0,
+        note="",
+        at=asked.world.reconciler.now(),
+    )
     score = at(asked.workspace.why(asked.submit("train", 1)).now, "pretend")
-    assert score.change == "quota comes back Mon 7 Dec 00:00 UTC"
+    assert score.change == change
     assert score.before_s == 60.0
 
 
