@@ -1,15 +1,16 @@
 """What would have saved more: counterfactuals that the ledger bears out, each with what it would have brought. Reads only.
 
-Four kinds. Checkpoints: the interval that Young found best for the interruptions that there were, against what was lost.
-Quota that expired while jobs waited which could not go there, and the line that kept them out. Deadlines that were missed,
-and how long the job waited before. Cards that waited for data are told in `retrospect`, which knows how busy they were.
+Five kinds. Checkpoints: the interval that Young found best for the interruptions that there were, against what was lost.
+Quota that expired while jobs waited which could not go there, and the line that kept them out. Slots that stood free in open
+sessions while jobs waited that fit them. Deadlines that were missed, and how long the job waited before. Cards that waited for
+data are told in `retrospect`, which knows how busy they were.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from freegpu.adapters.base import Offer
@@ -18,7 +19,7 @@ from freegpu.jobs.lifecycle import EndReason, JobState
 from freegpu.orchestrator import remedies, standing
 from freegpu.orchestrator.act import checkpoint_every
 from freegpu.orchestrator.ledger import Ledger
-from freegpu.orchestrator.model import Attempt, Job
+from freegpu.orchestrator.model import Attempt, Job, Session
 from freegpu.orchestrator.spots import CLOSEST_S, SAVE_S, Shape, misfit, span_text
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "DATA",
     "DEADLINE",
     "EXPIRED",
+    "IDLE",
     "INTERRUPTIONS",
     "Saving",
     "Spare",
@@ -41,7 +43,8 @@ INTERRUPTIONS = (
     EndReason.LOST,
 )
 #: the kinds
-CHECKPOINT, EXPIRED, DEADLINE, DATA = "checkpoint", "expired", "deadline", "data"
+CHECKPOINT, EXPIRED, IDLE = "checkpoint", "expired", "idle"
+DEADLINE, DATA = "deadline", "data"
 #: less than this is not worth a line, seconds; and of what was lost, this share
 LEAST_S, LEAST = 600.0, 0.1
 #: names that a sentence tells
@@ -54,10 +57,10 @@ Span = tuple[datetime, datetime]
 class Saving:
     """One thing that would have gone better otherwise."""
 
-    #: checkpoint, expired, deadline or data
+    #: checkpoint, expired, idle, deadline or data
     kind: str
-    #: seconds: of work that would not have been lost, of quota that could have been used, by which a deadline was missed, for
-    #: which a card waited
+    #: seconds: of work that would not have been lost, of quota or of slots that could have been used, by which a deadline was
+    #: missed, for which a card waited
     amount_s: float
     #: where it was; "": everywhere
     platform: str
@@ -92,6 +95,7 @@ def look(
     found = [
         *_checkpoints(jobs, attempts, since, until),
         *_expired(jobs, waits, spares, _offered(ledger, spares), since),
+        *_idle(ledger, jobs, waits, since, until),
         *_deadlines(jobs, waits, since, until),
     ]
     return tuple(sorted(found, key=lambda one: (-one.amount_s, one.kind, one.sentence)))
@@ -249,20 +253,104 @@ def _kept_out(job: Job, platform: str, offers: Sequence[Offer]) -> str:
         return "which cards it offered then is not known"
     faults = []
     for offer in offers:
-        shape: Shape = (
-            offer.card if offer.count >= 1 else "",
-            offer.vram_gb,
-            offer.memory_gb,
-            offer.cpus,
-            offer.disk_gb,
-            (),
-        )
+        shape = _shape(offer)
         fault, _ = misfit(needs, shape)
         if not fault:
             return "a card there fits; why it was not given is not in the ledger (did `freegpu up` run then?)"
         change = remedies.fitting(needs, shape)
         faults.append(f"{offer.card}: {fault}" + (f" ({change})" if change else ""))
     return "; ".join(dict.fromkeys(faults))
+
+
+def _shape(offer: Offer) -> Shape:
+    """Without what the PyTorch there was built for: who knows what it was then."""
+    card = offer.card if offer.count >= 1 else ""
+    return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, ())
+
+
+# --- slots that stood free ----------------------------------------------------------------------------------
+
+
+def _idle(
+    ledger: Ledger,
+    jobs: Sequence[Job],
+    waits: Mapping[str, Sequence[Span]],
+    since: datetime,
+    until: datetime,
+) -> Iterator[Saving]:
+    """One line for a platform. A slot runs one job at a time, so times in which several waited count once for it."""
+    found: dict[str, tuple[float, dict[str, Job]]] = {}
+    waiting = [job for job in jobs if any(_within([span], since, until) for span in waits[job.id])]
+    for session in ledger.sessions(open_only=False) if waiting else ():
+        if session.live_at is None or session.offer.sealed or (session.ended_at or until) < since:
+            continue
+        offer = replace(session.offer, card=session.card_seen or session.offer.card)
+        for begin, end in _free(ledger, session, since, until):
+            if (end - begin).total_seconds() < LEAST_S:
+                continue
+            there = [(job, _overlaps(waits[job.id], begin, end)) for job in waiting]
+            fit = [
+                (job, spans)
+                for job, spans in there
+                if spans and _takes(job, session.platform, offer)
+            ]
+            seconds = _union([span for _, spans in fit for span in spans])
+            if seconds >= LEAST_S:
+                before, who = found.get(session.platform, (0.0, {}))
+                who |= {job.id: job for job, _ in fit}
+                found[session.platform] = (before + seconds, who)
+    for platform, (seconds, who) in found.items():
+        yield Saving(
+            kind=IDLE,
+            amount_s=seconds,
+            platform=platform,
+            jobs=tuple(who),
+            sentence=(
+                f"slots of open sessions on {platform} stood free for up to {span_text(seconds)}, while"
+                f" {_several([job.name for job in who.values()])} waited that fit there: `freegpu up` gives them away at"
+                " once, unless the session was silent"
+            ),
+        )
+
+
+def _takes(job: Job, platform: str, offer: Offer) -> bool:
+    needs = job.spec.needs
+    allowed = not needs.platforms or platform in needs.platforms
+    return allowed and not misfit(needs, _shape(offer))[0]
+
+
+def _free(ledger: Ledger, session: Session, since: datetime, until: datetime) -> Iterator[Span]:
+    """The times in which a slot of the session ran nothing, within the period."""
+    if session.live_at is None:
+        return
+    attempts = ledger.attempts(session=session.id)
+    last = min(session.ended_at or until, until)
+    for slot in range(session.count):
+        begin = max(session.live_at, since)
+        for attempt in sorted(
+            (a for a in attempts if a.slot == slot), key=lambda a: (a.created_at, a.number)
+        ):
+            if attempt.created_at > begin:
+                yield begin, min(attempt.created_at, last)
+            begin = max(begin, attempt.ended_at or last)
+        if last > begin:
+            yield begin, last
+
+
+def _overlaps(spans: Sequence[Span], since: datetime, until: datetime) -> list[Span]:
+    cut = [(max(begin, since), min(end, until)) for begin, end in spans]
+    return [(begin, end) for begin, end in cut if begin < end]
+
+
+def _union(spans: Sequence[Span]) -> float:
+    """Seconds that at least one of these covers."""
+    total, reached = 0.0, None
+    for begin, end in sorted(spans):
+        start = begin if reached is None else max(begin, reached)
+        if end > start:
+            total += (end - start).total_seconds()
+            reached = end
+    return total
 
 
 def _several(names: Sequence[str]) -> str:

@@ -118,6 +118,29 @@ def test_a_job_that_came_after_another_did_not_wait_before_that_one_was_done(ben
     assert second
 
 
+def test_slots_that_stood_free_beside_jobs_that_fit_them_are_told(bench: Bench) -> None:
+    """T4 x2 with one job for 3 h; two waited in hours 1 to 3, so the other slot could have run for two hours, not four."""
+    (runs,) = bench.submit("runs")
+    session, (attempt,) = bench.plan(runs, offer=bench.offer(count=2, vram_gb=16.0))
+    bench.ledger.note_session(session.id, live_at=bench.now)
+    bench.ledger.note_attempt(attempt.id, started_at=bench.now)
+    bench.submit("big", needs=Needs(vram_gb=20))
+    bench.submit("elsewhere", needs=Needs(platforms=("colab",)))
+    bench.clock.sleep(HOUR)
+    both = bench.submit("a", "b")
+    bench.clock.sleep(2 * HOUR)
+    (saving,) = savings(bench, hindsight.IDLE)
+    assert saving.amount_s == pytest.approx(2 * HOUR, abs=1)
+    assert saving.jobs == tuple(job.id for job in both)
+    assert saving.sentence.startswith(
+        "slots of open sessions on kaggle stood free for up to 2 h, while 2 jobs (a, b) waited"
+    )
+    bench.ledger.allocate(session.id, both[0].id, 1, why="at last")
+    bench.clock.sleep(5 * HOUR)
+    (same,) = savings(bench, hindsight.IDLE)
+    assert same.amount_s == pytest.approx(2 * HOUR, abs=1), "a slot that is taken is not free"
+
+
 def test_a_missed_deadline_says_by_how_much_and_how_long_the_job_had_waited(bench: Bench) -> None:
     """Done too late, still open, and met: two lines."""
     soon = bench.now + timedelta(hours=6)
