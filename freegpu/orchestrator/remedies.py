@@ -150,19 +150,18 @@ def _released(
     told = [f"{' or '.join(words)} would let it in"] if words else []
     if (most := reserve.most_work(ask, spot, claim, sole)) > 0:
         told.append(f"a job of {span_text(most)} on a T4 gets in")
-    if (opens := _opens(spot, sole, units)) is not None:
+    if (opens := _opens(spot, units)) is not None:
         told.append(f"else it opens {moment(now + timedelta(seconds=opens))}")
     return "; ".join(told)
 
 
-def _opens(spot: Spot, sole: Collection[Login], units: float) -> float | None:
+def _opens(spot: Spot, units: float) -> float | None:
     """Seconds until what is kept has shrunk so far that this much is let in, if nobody else takes any; None: it does not."""
     budget = spot.budget
     ahead, period, limit = budget.refill_in_s, budget.period_s or 0.0, budget.limit_s
     if ahead is None or period <= 0 or not 0 < limit < math.inf or units > budget.left_s:
         return None
-    share = reserve.KEEP_ALL if spot.login in sole else reserve.KEEP_SHORT
-    shrunk = (budget.left_s - units) * period / (share * limit)
+    shrunk = (budget.left_s - units) * period / limit
     # also when it could not be burned any more before it expires
     return max(0.0, ahead - max(shrunk, budget.left_s / budget.burn if budget.burn > 0 else 0.0))
 

@@ -343,6 +343,7 @@ def _spoke(board: Board, entry: Entry, ranked: Sequence[tuple[Spot, Outlook]]) -
     budget = spot.budget
     if (
         spot.kind is SpotKind.NEW
+        and spot.login in board.sole
         and budget.refill_in_s is not None
         and budget.left_s < math.inf
         and budget.left_s >= budget.burn * budget.refill_in_s

@@ -184,28 +184,32 @@ def test_a_quota_that_is_spent_says_when_it_comes_back(
     assert score.before_s == 60.0
 
 
-@pytest.mark.parametrize(("quota", "session"), [(3000.0, None), (5 * HOUR, 4.8 * HOUR)])
-def test_quota_that_is_kept_says_for_whom_and_when_it_opens(
-    asked: Asked, quota: float, session: float | None
-) -> None:
-    """A tenth is kept for short jobs: a long one gets it with a deadline that presses, or later by itself.
+@pytest.mark.parametrize("quota", [3000.0, 10 * HOUR])
+def test_quota_that_is_kept_says_for_whom_and_when_it_opens(asked: Asked, quota: float) -> None:
+    """An even share is kept for the job that fits nowhere else; a long one gets it later by itself.
 
     Then what is kept has shrunk enough, or the quota could not be burned any more before it expires.
     """
-    asked.world.platform.capabilities = replace(
-        asked.world.platform.capabilities, max_session_s=session
-    )
-    asked.world.platform.windows["gpu"] = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=quota)
-    offers = asked.world.platform.offers
-    asked.world.platform.offers = lambda: [  # type: ignore[method-assign]
-        replace(offer, session_limit_s=session) for offer in offers()
+    del asked.world.adapters["spark"]
+    pretend = asked.world.platform
+    pretend.capabilities = replace(pretend.capabilities, max_session_s=None)
+    pretend.windows["gpu"] = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=quota)
+    offers = pretend.offers
+    pretend.offers = lambda: [  # type: ignore[method-assign]
+        replace(offer, session_limit_s=None) for offer in offers()
     ]
-    needs = Needs(platforms=("pretend", "spark"), accelerators=(Accelerator(card="T4"),))
-    asked.add(Platform("third", "T4"))
+    third = Platform("third", "K80")
+    third.offers = lambda: [  # type: ignore[method-assign]
+        replace(offer, vram_gb=12.0) for offer in Platform("third", "K80").offers()
+    ]
+    asked.add(third)
+    asked.submit("only", 9, needs=Needs(vram_gb=16, platforms=("third",)))
+    needs = Needs(vram_gb=8)
     job = asked.submit("long", 9, needs=replace(needs, platforms=("pretend", "third")))
     score = at(asked.workspace.why(job).now, "pretend")
-    assert "are kept for short jobs" in score.fault
-    assert "a `deadline` that presses or `platforms: [pretend]` would let it in" in score.change
+    assert "are kept for jobs that fit nowhere else" in score.fault
+    assert "`platforms: [pretend]` would let it in" in score.change
+    assert "`deadline`" not in score.change, "no deadline gets what is kept for such"
     alone = asked.submit("alone", 9, needs=replace(needs, platforms=("pretend",)))
     assert at(asked.workspace.why(alone).now, "pretend").feasible
     asked.workspace.cancel([alone])
