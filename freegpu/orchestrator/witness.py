@@ -20,6 +20,7 @@ from freegpu.orchestrator.spots import (
     Ask,
     Kind,
     Login,
+    Shape,
     Spot,
     SpotKind,
     blocked,
@@ -55,13 +56,22 @@ class Witness:
     decisions: dict[str, Decision] = field(default_factory=dict)
     _board: Board | None = None
     _queue: Sequence[Entry] = ()
-    _takers: list[_Taker] = field(default_factory=list)
+    #: login -> who took something there in this decision, and who runs there
+    _takers: dict[Login, list[_Taker]] = field(default_factory=dict)
+    _running: dict[Login, list[Running]] = field(default_factory=dict)
+    #: platform -> its spots at the beginning with their shapes: asked for once a job
+    _spots: dict[str, list[tuple[Shape, Spot]]] = field(default_factory=dict)
 
     # --- called by placement ----------------------------------------------------------------------------
 
     def begins(self, board: Board, queue: Sequence[Entry]) -> None:
         """The queue stands, nobody has chosen."""
         self._board, self._queue = board, queue
+        for one in board.snapshot.running:
+            login = (one.offer.platform, one.offer.account)
+            self._running.setdefault(login, []).append(one)
+        for spot in board.spots:
+            self._spots.setdefault(spot.offer.platform, []).append((spot.shape, spot))
 
     def turn(self, at: int) -> None:
         """The turn of a job that is asked about, before it chooses."""
@@ -91,7 +101,8 @@ class Witness:
             at, Outcome.PLACED, scores=tuple(kept), more=more, rules=rules
         )
         spot, outlook = ranked[0]
-        self._takers.append(_Taker(entry, spot, outlook.expected_s))
+        taker = _Taker(entry, spot, outlook.expected_s)
+        self._takers.setdefault(spot.login, []).append(taker)
 
     def ends(self, actions: Sequence[Action]) -> None:
         """Everybody has chosen; these slots pass on."""
@@ -182,7 +193,7 @@ class Witness:
         return replace(score, change=change)
 
     def _taker(self, spot: Spot) -> _Taker | None:
-        return next((one for one in self._takers if one.spot is spot), None)
+        return next((one for one in self._takers.get(spot.login, ()) if one.spot is spot), None)
 
     def _taken(self, entry: Entry, spot: Spot) -> str:
         taker = self._taker(spot)
@@ -190,19 +201,16 @@ class Witness:
             return "taken"
         return f"taken by {_taker_text(entry, taker)}"
 
-    def _crowded(self, entry: Entry, spot: Spot, outlook: Outlook) -> Score:
-        """No further session may be opened there: who has those that are open."""
+    def _crowded(self, entry: Entry, spot: Spot, outlook: Outlook, *, short: bool = False) -> Score:
+        """No further session may be opened there: who has those that are open. `short`: not what would change it."""
         _, _, ask, _ = entry
-        takers = [one for one in self._takers if one.spot.login == spot.login]
-        running = [
-            one
-            for one in self._sure.snapshot.running
-            if (one.offer.platform, one.offer.account) == spot.login
-        ]
+        takers, running = self._takers.get(spot.login, []), self._running.get(spot.login, [])
         holders = [*map(_holder, running), *self.holders.get(spot.offer.platform, ())]
         holders += [_taker_text(entry, one) for one in takers]
         who = f": {_several(holders)}" if holders else ""
         score = outlook.but(f"{outlook.fault}{who}").score(ask, spot)
+        if short:
+            return score
         change = ""
         if takers:
             change = _overtake(entry, takers[-1].entry)
@@ -241,23 +249,23 @@ class Witness:
         """One line for each platform that got none of the job: (the first few, how many more)."""
         _, job, ask, fit = entry
         board = self._sure
-        first: dict[str, Spot] = {}
-        for spot in board.spots:
-            name = spot.offer.platform
-            if name in able or spot.kind is SpotKind.PLANNED:
+        near: list[Spot] = []
+        far: list[Spot] = []
+        for name, spots in self._spots.items():
+            if name in able:
                 continue
             # what fits the job and is taken or kept says more than what does not fit
-            if name not in first or (
-                spot.shape in fit.choices and first[name].shape not in fit.choices
-            ):
-                first[name] = spot
-        silent = [p for p in board.places if p.platform not in first and p.platform not in able]
-        near = sorted(first.values(), key=lambda spot: spot.shape not in fit.choices)
+            fits = next((spot for shape, spot in spots if shape in fit.choices), None)
+            (far if fits is None else near).append(fits or spots[0][1])
+        near += far
+        silent = [
+            p for p in board.places if p.platform not in self._spots and p.platform not in able
+        ]
         found, claim = [], board.claim(job, ask, fit)
         for spot in near[: record.REFUSED]:
             outlook = board.explained(ask, spot, claim)
             if _crowd(board, ask, spot):
-                found.append(replace(self._crowded(entry, spot, outlook), change=""))
+                found.append(self._crowded(entry, spot, outlook, short=True))
                 continue
             if not outlook.fault:
                 outlook = outlook.but(
