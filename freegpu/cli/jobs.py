@@ -150,23 +150,20 @@ def _values(values: object) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 
-@command("why", example="freegpu why k3x9f2")
+@command("why", example="freegpu why k3x9f2\nfreegpu why k3x9f2 --now")
 @click.argument("job")
-def why(call: Call, job: str) -> Result:
+@click.option(
+    "--now", "present", is_flag=True, help="Also for a job that runs or has ended: what holds now."
+)
+def why(call: Call, job: str, present: bool) -> Result:
     """Tell why a job is where it is, platform by platform.
 
-    For every place it says what it would mean for the job now, best first, or what speaks against it.
+    Of a job that runs or has ended: what the decision saw that placed it. Of one that waits: what the whole queue would decide now,
+    who chooses before it, and what would let it in elsewhere.
     """
+    from freegpu.cli.reasons import show_why
+
     with call.workspace() as workspace:
         call.move_on(workspace)
-        found = workspace.why(job)
-
-    def show(out: Output) -> None:
-        out.line(safe(found.sentence))
-        out.line()
-        if found.scores:
-            out.table(tables.SCORE_COLUMNS, [tables.score_row(score) for score in found.scores])
-        else:
-            out.line("No platform is configured or offers anything; `freegpu doctor` tells more.")
-
-    return Result(data=found, show=show)
+        found = workspace.why(job, now=present)
+    return Result(data=found, show=lambda out: show_why(found, out, call.now()))

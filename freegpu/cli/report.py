@@ -32,6 +32,8 @@ JOBS = (
     Column(title="WHERE"),
     Column(title="BUSY", right=True),
     Column(title="LOOKS", right=True),
+    Column(title="RAN", right=True),
+    Column(title="WAITED", right=True),
     Column(title="HINT", flex=True),
 )
 
@@ -49,7 +51,7 @@ def report(call: Call, weeks: int) -> Result:
     """Tell what the last weeks brought.
 
     Hours used and expired by platform, what was gained in hours of a T4, what was lost to interruptions, and how busy jobs kept
-    their cards. It comes from the ledger alone; what that does not hold is said to be unknown.
+    their cards; then what would have saved more. It comes from the ledger alone; what that does not hold is said to be unknown.
     """
     with call.workspace() as workspace:
         found = workspace.report(weeks)
@@ -91,11 +93,20 @@ def _show(found: Report, out: Output) -> None:
                     f"{each.platform} {each.card}",
                     f"{each.percent:.0f} %",
                     str(each.looks),
+                    duration(each.ran_s, days=False),
+                    duration(each.wait_s, days=False),
                     each.hint,
                 )
                 for each in found.jobs
             ],
         )
+        waited = duration(found.wait_s, days=False)
+        out.line(f"Cards waited for up to {waited} in all: (1 - use) x hours.")
+    if found.savings:
+        out.line()
+        out.title("What would have saved more")
+        for saving in found.savings:
+            out.line(safe(saving.sentence))
     if found.unknown:
         out.line()
         out.title("Not known")

@@ -13,6 +13,7 @@ from freegpu.cli.command import command
 from freegpu.cli.logs import conclude, follow_job
 from freegpu.cli.output import Output
 from freegpu.cli.plain import Failure, to_line
+from freegpu.cli.reasons import show_decision
 from freegpu.cli.text import Column, count, safe, size
 from freegpu.errors import FreeGPUError
 
@@ -198,15 +199,15 @@ def _show_dry_run(found: DryRun, out: Output) -> None:
         out.line(f"would pack {count(found.files, 'file')}, {size(found.size)}; the largest:")
         columns = [Column(title="SIZE", right=True), Column(title="FILE", flex=True)]
         out.table(columns, [(size(amount), name) for name, amount in found.largest])
-    shown: set[str] = set()
-    for name, scores in found.scores:
-        table = [tables.score_row(score) for score in scores]
+    shown: set[tuple[object, ...]] = set()
+    for name, decision in found.decisions:
         # the jobs of a matrix see the same places: say it once
-        if repr(table) not in shown:
-            shown.add(repr(table))
+        seen = (*(score.why for score in decision.scores), decision.outcome)
+        if seen not in shown:
+            shown.add(seen)
             out.line()
             out.title(f"Where {safe(name)} could go")
-            out.table(tables.SCORE_COLUMNS, table)
+            show_decision(decision, out)
     for platform, request in found.requests:
         out.line()
         out.title(f"What would be sent to {safe(platform)}")

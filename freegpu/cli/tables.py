@@ -21,7 +21,7 @@ from freegpu.cli.text import (
 )
 
 if TYPE_CHECKING:
-    from freegpu.orchestrator.model import Attempt, Progress, Score
+    from freegpu.orchestrator.model import Attempt, Progress
     from freegpu.orchestrator.views import JobView, PlatformView, SessionView, Status
 
 #: pending jobs that `status` shows to a person; the rest is counted
@@ -58,6 +58,7 @@ SESSION_COLUMNS = (
     Column(title="JOB", flex=True),
     Column(title="PHASE"),
     Column(title="GPU", right=True),
+    Column(title="WHY", flex=True),
 )
 JOB_COLUMNS = (
     Column(title="JOB"),
@@ -79,15 +80,6 @@ ATTEMPT_COLUMNS = (
     Column(title="LOST", right=True),
     Column(title="BASE"),
     Column(title="DETAIL", flex=True),
-)
-SCORE_COLUMNS = (
-    Column(title="PLATFORM"),
-    Column(title="CARD"),
-    Column(title="WHERE"),
-    Column(title="FINISH"),
-    Column(title="SPEED", right=True),
-    Column(title="SESSIONS", right=True),
-    Column(title="WHY", flex=True),
 )
 
 
@@ -175,7 +167,8 @@ def session_rows(view: SessionView) -> Rows:
         phase = slot.phase
         if view.queue and not rows:
             phase = f"{phase} +{view.queue} queued".strip()
-        rest = (str(slot.slot), job, phase, _use(use.get(str(slot.slot))))
+        why: Cell = (view.reason if not rows else "", "dim")
+        rest = (str(slot.slot), job, phase, _use(use.get(str(slot.slot))), why)
         rows.append((*(mine if not rows else ("",) * len(mine)), *rest))
     return rows
 
@@ -211,7 +204,7 @@ def job_row(view: JobView, now: datetime) -> Sequence[Cell]:
         duration(view.eta_s) if view.eta_s is not None else "",
         saved,
         str(view.hops) if view.hops else "",
-        (view.why, "dim"),
+        (view.reason or view.why, "dim"),
     )
 
 
@@ -233,25 +226,6 @@ def attempt_row(attempt: Attempt, now: datetime) -> Sequence[Cell]:
         duration(attempt.lost_s) if attempt.lost_s else "",
         f"{attempt.base_epoch}-{attempt.base_generation}" if attempt.base_epoch else "scratch",
         attempt.detail,
-    )
-
-
-def score_row(score: Score) -> Sequence[Cell]:
-    """What one place would mean for a job."""
-    if not score.feasible:
-        finish: Cell = ("no", "bad")
-    elif score.finish_s is None:
-        finish = "yes"
-    else:
-        finish = (f"in {duration(score.finish_s)}", "good")
-    return (
-        score.platform,
-        card(score.card, score.count),
-        score.where,
-        finish,
-        f"{score.speed:.2g} x T4" if score.speed and score.feasible else "",
-        str(score.sessions) if score.sessions and score.feasible else "",
-        score.why,
     )
 
 

@@ -42,7 +42,7 @@ from freegpu.jobs.lifecycle import (
     SessionState,
 )
 from freegpu.jobs.model import Checkpointing
-from freegpu.orchestrator import sealed
+from freegpu.orchestrator import record, sealed
 from freegpu.orchestrator.events import EventDesk
 from freegpu.orchestrator.home import load_secrets
 from freegpu.orchestrator.lanes import Lanes, Late, starting
@@ -50,6 +50,7 @@ from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import Action, Assign, Attempt, Move, Session, StartSession
 from freegpu.orchestrator.pace import pace
+from freegpu.orchestrator.record import GIVES_WAY, MAKES_ROOM, Decision
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Actor:
     #: session -> what our last heartbeat to it said, and when
     answered: dict[str, tuple[Any, datetime]] = field(default_factory=dict)
     lanes: Lanes = field(default_factory=Lanes)
+    #: job -> what the decision saw for it
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -112,10 +115,19 @@ class Actor:
 
     def _assign(self, action: Assign) -> None:
         attempt = self.ledger.allocate(
-            action.session, action.assignment.job, action.assignment.slot, why=action.why
+            action.session,
+            action.assignment.job,
+            action.assignment.slot,
+            why=action.why,
+            decision=self._seen(action).get(action.assignment.job),
         )
         self._post_run(self.ledger.session(action.session), attempt)
         self.done.append(f"{attempt.id} goes to session {action.session}: {action.why}")
+
+    def _seen(self, action: Action) -> dict[str, dict[str, Any]]:
+        """What was seen for the jobs that this places, as their audit lines keep it."""
+        jobs = [assignment.job for assignment in action.placed]
+        return {job: record.to_json(self.decisions[job]) for job in jobs if job in self.decisions}
 
     def _move(self, action: Move) -> None:
         """The job that runs there saves and stops; when its slot is free, a later tick gives it away."""
@@ -124,6 +136,17 @@ class Actor:
                 self.ledger.attempt_event(
                     attempt.id, AttemptEvent.STOP, stop_reason=EndReason.PREEMPTED
                 )
+                newcomer = action.assignment.job
+                for what, job in ((GIVES_WAY, action.victim), (MAKES_ROOM, newcomer)):
+                    self.ledger.record(
+                        what,
+                        action.why,
+                        job=job,
+                        attempt=attempt.id,
+                        session=action.session,
+                        platform=attempt.platform,
+                        data={"decision": self._seen(action).get(newcomer, {})},
+                    )
                 self.done.append(f"{attempt.id} gives up its slot: {action.why}")
 
     def _start(self, action: StartSession) -> None:
@@ -137,6 +160,7 @@ class Actor:
             reserve_s=action.reserve_s,
             jobs=[(a.job, a.slot) for a in action.assignments],
             why=action.why,
+            decisions=self._seen(action),
         )
         for attempt in attempts:
             self._post_run(session, attempt)

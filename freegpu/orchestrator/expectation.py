@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from freegpu import cards
 from freegpu.orchestrator.model import Score
@@ -65,20 +66,28 @@ class Outlook:
             speed=spot.speed(ask),
             sessions=self.sessions,
             why=self.sentence(ask, spot),
+            fault=self.reason(ask, spot),
+            start_s=None if self.fault else _begins(spot),
+            waits_s=self.waits_s,
+            price_s=self.price_s,
+            **_drawn(ask, spot),
         )
 
     def but(self, fault: str) -> Outlook:
         """The same, not to be taken for this reason."""
         return replace(self, fault=fault)
 
+    def reason(self, ask: Ask, spot: Spot) -> str:
+        """Why not, in words; "" if it could be taken now."""
+        if self.fault == SHORT:
+            return _shortfall(ask, spot)
+        if self.fault == DUST:
+            return f"{_quota(spot)} left, too little to be worth a start{_more(spot)}"
+        return self.fault
+
     def sentence(self, ask: Ask, spot: Spot) -> str:
         """One sentence with the figures that count."""
-        fault = self.fault
-        if fault == SHORT:
-            fault = _shortfall(ask, spot)
-        elif fault == DUST:
-            fault = f"{_quota(spot)} left, too little to be worth a start{_more(spot)}"
-        parts = [part for part in (self._finish(ask), fault) if part]
+        parts = [part for part in (self._finish(ask), self.reason(ask, spot)) if part]
         if not self.fault:
             if spot.kind is SpotKind.LIVE:
                 left = "no limit" if spot.left_s == math.inf else f"{span_text(spot.left_s)} left"
@@ -210,6 +219,20 @@ def _stretch(
     if work <= useful:
         return 0.0, full * length + delay + work / speed, full + 1
     return work - useful, quota, full + 1
+
+
+def _begins(spot: Spot) -> float:
+    return 0.0 if spot.kind is SpotKind.LIVE else spot.delay_s
+
+
+def _drawn(ask: Ask, spot: Spot) -> dict[str, Any]:
+    """The quota behind a spot, before and after this decision would set some of it aside."""
+    left = spot.budget.left_s
+    if not spot.offer.pool or left == math.inf:
+        return {"pool": spot.offer.pool}
+    # what runs already has been set aside for
+    more = 0.0 if spot.kind is SpotKind.LIVE else max(0.0, spot.reserve(ask) - spot.reserved_s)
+    return {"pool": spot.offer.pool, "before_s": left, "after_s": max(0.0, left - more)}
 
 
 def _quota(spot: Spot) -> str:

@@ -219,10 +219,12 @@ class Ledger(Reader):
         jobs: Sequence[tuple[str, int]],
         why: str,
         id: str | None = None,
+        decisions: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> tuple[Session, list[Attempt]]:
         """A PLANNED session with its reserve, and an attempt with a new epoch for each (job, slot).
 
-        `id`: of a session that has named itself; otherwise it gets a new one.
+        `id`: of a session that has named itself; otherwise it gets a new one. `decisions`: job -> what was seen when it
+        was placed, for the audit.
 
         StaleEpochError: one of the jobs is not pending any more; then nothing is planned. LedgerError: the
         platform is in use with another account.
@@ -240,6 +242,7 @@ class Ledger(Reader):
                 jobs=jobs,
                 why=why,
                 id=id,
+                decisions=decisions,
             )
         return self.session(session_id), [self.attempt(attempt) for attempt in attempts]
 
@@ -334,12 +337,25 @@ class Ledger(Reader):
 
     # --- writes: attempts ---------------------------------------------------------------------------
 
-    def allocate(self, session_id: str, job_id: str, slot: int, *, why: str) -> Attempt:
-        """An attempt of a pending job in a slot of an open session. StaleEpochError: too late for either."""
+    def allocate(
+        self,
+        session_id: str,
+        job_id: str,
+        slot: int,
+        *,
+        why: str,
+        decision: Mapping[str, Any] | None = None,
+    ) -> Attempt:
+        """An attempt of a pending job in a slot of an open session. StaleEpochError: too late for either.
+
+        `decision`: what was seen when it was placed, for the audit.
+        """
         from freegpu.orchestrator import ledger_attempts
 
         with self._write() as w:
-            attempt = ledger_attempts.allocate(w, session_id, job_id, slot, why=why)
+            attempt = ledger_attempts.allocate(
+                w, session_id, job_id, slot, why=why, decision=decision
+            )
         return self.attempt(attempt)
 
     def attempt_event(self, id: str, event: AttemptEvent, **fields: Any) -> Attempt:

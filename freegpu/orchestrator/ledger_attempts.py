@@ -6,7 +6,7 @@ a job's current one. Does not know stores or tickets.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -51,11 +51,19 @@ _FIELDS = frozenset(
 
 
 def allocate(
-    w: Writing, session_id: str, job_id: str, slot: int, *, why: str, place: int = 0
+    w: Writing,
+    session_id: str,
+    job_id: str,
+    slot: int,
+    *,
+    why: str,
+    place: int = 0,
+    decision: Mapping[str, Any] | None = None,
 ) -> str:
     """PENDING -> ACTIVE with a new epoch and an ALLOCATED attempt; its id.
 
-    `place` is its place among those allocated in the same moment: they keep this order.
+    `place` is its place among those allocated in the same moment: they keep this order. `decision`: what was seen
+    when it was placed (`record.to_json`), for its audit line.
 
     StaleEpochError: the job is not pending any more, or the session has ended.
     """
@@ -104,7 +112,7 @@ def allocate(
         attempt=attempt_id,
         session=session_id,
         platform=session.platform,
-        data={"epoch": epoch, "slot": slot},
+        data={"epoch": epoch, "slot": slot, **({"decision": decision} if decision else {})},
     )
     return attempt_id
 

@@ -6,7 +6,7 @@ charged once. Does not know platforms or how much is charged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -53,8 +53,9 @@ def plan(
     jobs: Sequence[tuple[str, int]],
     why: str,
     id: str | None = None,
+    decisions: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[str, list[str]]:
-    """A PLANNED session with its reserve and ALLOCATED attempts; their ids.
+    """A PLANNED session with its reserve and ALLOCATED attempts; their ids. `decisions`: job -> what was seen for it.
 
     StaleEpochError: a job is not pending any more; then nothing at all is planned.
     """
@@ -90,7 +91,15 @@ def plan(
         data={"card": offer.card, "count": offer.count, "reserve_s": reserved},
     )
     attempts = [
-        ledger_attempts.allocate(w, session_id, job, slot, why=why, place=place)
+        ledger_attempts.allocate(
+            w,
+            session_id,
+            job,
+            slot,
+            why=why,
+            place=place,
+            decision=(decisions or {}).get(job),
+        )
         for place, (job, slot) in enumerate(jobs)
     ]
     return session_id, attempts

@@ -437,6 +437,23 @@ class Score:
     sessions: int
     #: the sentence
     why: str
+    #: the filter that refused it in words, or who took it; "" where it could be taken
+    fault: str = ""
+    #: what would let it in; "" where nothing is known to
+    change: str = ""
+    #: the one that was taken
+    chosen: bool = False
+    #: seconds until work begins there; None: it cannot be taken now
+    start_s: float | None = None
+    #: of the expected finish, what is spent waiting for quota, seconds
+    waits_s: float = 0.0
+    #: what the quota counts for, as a later finish, seconds
+    price_s: float = 0.0
+    #: the quota that it draws on, what was left of it and what would be after this was set aside, seconds at rate 1; None:
+    #: no quota, or nobody counts it
+    pool: str = ""
+    before_s: float | None = None
+    after_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

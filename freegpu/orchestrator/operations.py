@@ -32,7 +32,7 @@ from freegpu.errors import (
 )
 from freegpu.jobs.lifecycle import AttemptEvent, AttemptState, EndReason, JobState, SessionState
 from freegpu.jobs.model import JobSpec
-from freegpu.orchestrator import agent_archive, cells, invitations, placement, reports
+from freegpu.orchestrator import agent_archive, asking, cells, invitations, reports, speeds
 from freegpu.orchestrator.act import Identity
 from freegpu.orchestrator.away import AwayStore
 from freegpu.orchestrator.home import (
@@ -48,7 +48,7 @@ from freegpu.orchestrator.home import (
 from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.lanes import Lanes
 from freegpu.orchestrator.ledger import Ledger
-from freegpu.orchestrator.model import Goal, Job, NewJob, Score, Snapshot, Waiting
+from freegpu.orchestrator.model import Goal, Job, NewJob, Snapshot, Waiting
 from freegpu.orchestrator.reconcile import Reconciler
 from freegpu.orchestrator.shared import entrust, hang_up, open_shared
 from freegpu.orchestrator.views import (
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from freegpu.orchestrator.matrix_results import Results
     from freegpu.orchestrator.model import Balance
     from freegpu.orchestrator.notify import Notifier
+    from freegpu.orchestrator.record import Decision
     from freegpu.orchestrator.retrospect import Report
 
 # `status` is typed all day and needs neither YAML nor archives: what only some commands need is imported by them.
@@ -505,16 +506,17 @@ class Workspace:
         """What submit would do, and where the jobs would go; changes nothing."""
         loaded = self._load(path, overrides, environ)
         plan = self._plan(loaded.specs[0])
-        snapshot = self.reconciler.snapshot(always=True)
-        now = utc(self.clock)
-        scores: list[tuple[str, tuple[Score, ...]]] = []
+        looking = self.reconciler
+        snapshot, now = looking.snapshot(always=True), utc(self.clock)
+        new = self._new(looking, loaded.specs, snapshot, now)
+        queue = replace(snapshot, waiting=(*snapshot.waiting, *new))
+        decisions, actions = asking.foreseen(
+            self.ledger, queue, frozenset(job.id for job in new), now
+        )
+        mine = [a for a in actions if any(placed.job in decisions for placed in a.placed)]
         requests: dict[str, Mapping[str, Any]] = {}
-        for index, spec in enumerate(loaded.specs):
-            waiting = _as_waiting(spec, index, now=now)
-            alone = replace(snapshot, waiting=(waiting,))
-            scores.append((spec.name, tuple(placement.explain(waiting, alone, now))))
-            for request in self.reconciler.rehearse(placement.decide(alone, now)):
-                requests.setdefault(*request)
+        for request in looking.rehearse(mine):
+            requests.setdefault(*request)
         entries = plan.entries if plan else ()
         largest = sorted(((e.name, e.size) for e in entries), key=lambda e: (-e[1], e[0]))[:5]
         return DryRun(
@@ -523,9 +525,18 @@ class Workspace:
             files=plan.files if plan else 0,
             size=plan.size if plan else 0,
             largest=tuple(largest),
-            scores=tuple(scores),
+            decisions=tuple((job.name, decisions[job.id]) for job in new),
             requests=tuple(requests.items()),
         )
+
+    def _new(
+        self, looking: Reconciler, specs: Sequence[JobSpec], snapshot: Snapshot, now: datetime
+    ) -> tuple[Waiting, ...]:
+        """Jobs that are not submitted, at the end of the queue, with what is known of their namesakes."""
+        after = max((job.seq for job in snapshot.waiting), default=0) + 1
+        new = tuple(_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs))
+        kin = {job.id: speeds.kin(spec.to_json(), "") for job, spec in zip(new, specs, strict=True)}
+        return looking.with_learned_lengths(new, kin)
 
     def plan(
         self,
@@ -649,16 +660,19 @@ class Workspace:
         ended = self.ledger.jobs(
             states=[s for s in JobState if s.final], limit=RECENT, newest_first=True
         )
+        waits = any(job.state is JobState.PENDING for job in jobs)
+        attended = any(place.capabilities.attended for place in places)
+        snapshot = looking.snapshot(places=places) if waits or attended else Snapshot()
+        reasons = asking.job_reasons(self.ledger, jobs, snapshot, now)
+        started = asking.session_reasons(self.ledger, sessions)
         return Status(
             platforms=reports.platform_views(places, self.adapters, problems),
-            sessions=reports.session_views(self.ledger, sessions, now),
-            jobs=reports.job_views(self.ledger, [*jobs, *reversed(ended)]),
+            sessions=reports.session_views(self.ledger, sessions, now, started),
+            jobs=reports.job_views(self.ledger, [*jobs, *reversed(ended)], reasons),
             counts={str(state): count for state, count in self.ledger.job_counts().items()},
             orchestrator=str(current_holder(self.settings.home) or ""),
             problems=tuple(problems),
-            invitations=self._invitations(looking.snapshot(places=places), now)
-            if any(place.capabilities.attended for place in places)
-            else (),
+            invitations=self._invitations(snapshot, now) if attended else (),
         )
 
     def _invitations(self, snapshot: Snapshot, now: datetime) -> tuple[Invitation, ...]:
@@ -708,26 +722,34 @@ class Workspace:
         windows = {name: adapter.windows for name, adapter in self.adapters.items()}
         return retrospect.look_back(self.ledger, windows, now - timedelta(weeks=weeks), now)
 
-    def why(self, job: str) -> Why:
-        """Why a job is where it is, and for every platform why it was chosen or not."""
-        found = self.ledger.resolve(job)
-        now = utc(self.clock)
-        snapshot = self._looking([]).snapshot(always=True)
-        waiting = next((w for w in snapshot.waiting if w.id == found.id), None)
-        if waiting is None:
-            # it runs or has ended: what would each place mean for it now?
-            waiting = _as_waiting(found.spec, found.seq, now=now, job=found)
-        scores = placement.explain(waiting, snapshot, now)
-        best = next((s for s in scores if s.feasible), None)
-        chosen = f"{best.platform} {best.card}" if best else ""
-        alone = replace(snapshot, waiting=(waiting,))
-        clicks = self._invitations(alone, now) if found.state is JobState.PENDING else ()
+    def why(self, job: str, *, now: bool = False) -> Why:
+        """Why a job is where it is: the record of the decision that placed it, and for one that waits what holds now.
+
+        `now`: what holds now for a job that runs or has ended, too.
+        """
+        found, moment = self.ledger.resolve(job), utc(self.clock)
+        pending = found.state is JobState.PENDING
+        kept = asking.placed(self.ledger, [found.id]).get(found.id)
+        present: Decision | None = None
+        clicks: tuple[Invitation, ...] = ()
+        click = None
+        if pending or now:
+            looking = self._looking([])
+            snapshot = looking.snapshot(always=True)
+            snapshot = asking.with_job(looking, self.ledger, snapshot, found)
+            present = asking.foreseen(self.ledger, snapshot, (found.id,), moment)[0][found.id]
+            mine = tuple(waiting for waiting in snapshot.waiting if waiting.id == found.id)
+            if pending:
+                clicks = self._invitations(replace(snapshot, waiting=mine), moment)
+                click = invitations.for_job(mine[0], clicks)
+        gave = asking.gave_way(self.ledger, found.id) if pending else None
         return Why(
             job=self._view(found),
-            sentence=reports.sentence(
-                self.ledger, found, chosen, now, invitations.for_job(waiting, clicks)
-            ),
-            scores=tuple(scores),
+            sentence=reports.sentence(self.ledger, found, present, moment, click),
+            attempt=kept.attempt if kept else "",
+            placed=kept.decision if kept else None,
+            gave_way=f"{gave.attempt} gave up its slot: {gave.message}" if gave else "",
+            now=present,
             invitations=clicks,
         )
 
@@ -902,17 +924,17 @@ class Workspace:
         return reports.job_views(self.ledger, [job])[0]
 
 
-def _as_waiting(spec: JobSpec, seq: int, *, now: datetime, job: Job | None = None) -> Waiting:
-    """A job that does not wait, as if it did."""
+def _as_waiting(spec: JobSpec, seq: int, *, now: datetime) -> Waiting:
+    """A job that is not submitted, as if it waited."""
     return Waiting(
-        id=job.id if job else f"new-{seq}",
+        id=f"new-{seq}",
         seq=seq,
         name=spec.name,
         needs=spec.needs,
         estimate=spec.estimate,
         priority=spec.priority,
         deadline=spec.deadline,
-        created_at=job.created_at if job else now,
+        created_at=now,
         grace_s=spec.checkpoint.grace_s,
     )
 

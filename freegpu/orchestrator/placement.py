@@ -19,18 +19,27 @@ from freegpu.orchestrator.board import Board
 from freegpu.orchestrator.model import Action, Place, Score, Snapshot, Waiting
 from freegpu.orchestrator.spots import Ask, Kind, blocked
 from freegpu.orchestrator.turns import endangered
+from freegpu.orchestrator.witness import Witness, nothing_on, nowhere
 
 __all__ = ["decide", "explain", "nothing_on"]
 
 
-def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
-    """What to assign, to start and to pass on now. Never raises; equal snapshots give equal actions, in equal order."""
+def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) -> list[Action]:
+    """What to assign, to start and to pass on now. Never raises; equal snapshots give equal actions, in equal order.
+
+    `witness`: is told what the decision sees; it changes nothing.
+    """
     board = Board.of(snapshot, now)
     placed: set[str] = set()
     queue = board.queue(snapshot.waiting)
-    for _, job, ask, fit in queue:
+    about = () if witness is None else witness.about
+    if witness is not None:
+        witness.begins(board, queue)
+    for at, (_, job, ask, fit) in enumerate(queue):
         if board.spent:
             break
+        if about and job.id in about and witness is not None:
+            witness.turn(at)
         if fit.hopeless or job.id in placed:
             continue
         claim = board.claim(job, ask, fit)
@@ -38,6 +47,8 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
             continue
         ranked = board.ranked(ask, fit, claim)
         if ranked:
+            if witness is not None:
+                witness.takes(at, ranked)
             board.take(*ranked[0], ask, job.id)
             placed.add(job.id)
         elif not fit.spots:
@@ -53,6 +64,8 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
             if job.id not in placed
         )
         passed += moves.find(rest, snapshot.running, now)
+    if witness is not None:
+        witness.ends(passed)
     return [*board.assigned, *(started.action() for started in board.started), *passed]
 
 
@@ -74,23 +87,6 @@ def explain(job: Waiting, snapshot: Snapshot, now: datetime) -> list[Score]:
     return scores + [_nothing(place, fit.kind, now) for place in silent]
 
 
-def nothing_on(place: Place) -> str:
-    """Why a platform has no offer, as far as we can tell."""
-    if place.capabilities.attended:
-        return f"a person must start a session: freegpu cell {place.platform}"
-    return place.blocked_why or "offers nothing now"
-
-
 def _nothing(place: Place, kind: Kind, now: datetime) -> Score:
     why = kind.refused(place.platform) or blocked(place, now) or nothing_on(place)
-    return Score(
-        platform=place.platform,
-        card="",
-        count=0,
-        where="",
-        feasible=False,
-        finish_s=None,
-        speed=0.0,
-        sessions=0,
-        why=f"{place.platform}: {why}",
-    )
+    return nowhere(place.platform, why)

@@ -183,6 +183,14 @@ class Reader:
         )
         return [rows.job(row) for row in self._dicts(sql, job_id)]
 
+    def prerequisites(self) -> dict[str, list[tuple[str, datetime | None]]]:
+        """job -> (state, end) of each job that it comes after."""
+        sql = "SELECT a.job, j.state, j.ended_at FROM afters a JOIN jobs j ON j.id = a.after"
+        found: dict[str, list[tuple[str, datetime | None]]] = {}
+        for job, state, ended in self._fetch(sql):
+            found.setdefault(job, []).append((state, rows.time(ended)))
+        return found
+
     def job_counts(self) -> dict[JobState, int]:
         """How many jobs are in each state; every state is there."""
         counts = dict(self._fetch("SELECT state, count(*) FROM jobs GROUP BY state"))
@@ -362,6 +370,20 @@ class Reader:
             where, values = _and(where, f"action IN {marks}"), [*values, *wanted]
         sql = _EVENTS + where + " ORDER BY id" + _limit(limit)
         return [rows.event(row) for row in self._dicts(sql, *values)]
+
+    def newest_events(self, action: str, jobs: Collection[str]) -> dict[str, AuditEvent]:
+        """job -> its newest audit line of this kind, of those that have one."""
+        found: dict[str, AuditEvent] = {}
+        wanted = list(jobs)
+        for at in range(0, len(wanted), 500):
+            marks, values = _any_of(wanted[at : at + 500])
+            newest = (
+                "id IN (SELECT max(id) FROM events"  # noqa: S608 - marks only
+                f" WHERE action = ? AND job IN {marks} GROUP BY job)"
+            )
+            sql = _EVENTS + f" WHERE {newest}"
+            found |= {row["job"]: rows.event(row) for row in self._dicts(sql, action, *values)}
+        return found
 
     def last_event(self) -> int:
         """The id of the newest audit line; 0: there is none."""

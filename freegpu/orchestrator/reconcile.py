@@ -51,6 +51,7 @@ from freegpu.orchestrator.model import (
 from freegpu.orchestrator.observe import Observer
 from freegpu.orchestrator.pace import pace
 from freegpu.orchestrator.speeds import Kin
+from freegpu.orchestrator.witness import Witness
 
 #: a live quota reading is asked for again after this long, seconds
 READING_S = 60.0
@@ -126,7 +127,9 @@ class Reconciler:
             actor.settle()
             actor.catch_up()
             snapshot = self.snapshot(problems)
-            actions = placement.decide(snapshot, self.now())
+            witness = Witness()
+            actions = placement.decide(snapshot, self.now(), witness)
+            actor.decisions = witness.decisions
             placed = {assignment.job for action in actions for assignment in action.placed}
             left = replace(
                 snapshot, waiting=tuple(j for j in snapshot.waiting if j.id not in placed)
@@ -209,7 +212,7 @@ class Reconciler:
         waiting = self.ledger.waiting(self.now())
         if not waiting and not always:
             return Snapshot()
-        waiting = self._with_learned_lengths(waiting)
+        waiting = self.with_learned_lengths(waiting)
         sessions = self.ledger.sessions(open_only=True)
         return Snapshot(
             waiting=waiting,
@@ -226,15 +229,22 @@ class Reconciler:
 
     def _running(self, sessions: list[Session]) -> tuple[Running, ...]:
         found = standing.running(self.ledger, sessions, self.now())
-        jobs = {job.id: job for job in self._with_learned_lengths(tuple(one.job for one in found))}
+        jobs = {job.id: job for job in self.with_learned_lengths(tuple(one.job for one in found))}
         return tuple(replace(one, job=jobs[one.job.id]) for one in found)
 
-    def _with_learned_lengths(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
-        """A job that has run, or whose kin has, knows better than its estimate how long the rest takes."""
+    def with_learned_lengths(
+        self, waiting: tuple[Waiting, ...], new: Mapping[str, Kin] | None = None
+    ) -> tuple[Waiting, ...]:
+        """A job that has run, or whose kin has, knows better than its estimate how long the rest takes.
+
+        `new`: the kin of jobs that the ledger does not have.
+        """
         book, families = history.book(self.ledger, self._families)
         if book is None:
             return waiting
-        return tuple(book.told(job, families.get(job.id)) for job in waiting)
+        return tuple(
+            book.told(job, families.get(job.id) or (new or {}).get(job.id)) for job in waiting
+        )
 
     def _free_slots(self, sessions: list[Session]) -> tuple[FreeSlot, ...]:
         """Slots of sessions that are alive now and take work; a silent session gets none."""
@@ -287,7 +297,7 @@ class Reconciler:
             except AdapterError as error:
                 problems.append(f"{name}: {error.message}")
                 until, why = self.now() + timedelta(seconds=30), error.message
-                offers, as_of = self._last_known(name)
+                offers, as_of = standing.last_offers(self.ledger, name)
             closed = until is not None and until > self.now()
             lost, lived = 0.0, math.inf  # nobody takes one's own machine away
             if not adapter.capabilities.here:
@@ -340,13 +350,13 @@ class Reconciler:
         if adapter.capabilities.here or adapter.capabilities.attended:
             return  # asking costs nothing and does not fail
         told = [asdict(offer) for offer in seen.offers]
-        before = json.loads(self.ledger.meta(_offers_key(name)) or "{}")
+        before = json.loads(self.ledger.meta(standing.offers_key(name)) or "{}")
         at = datetime.fromisoformat(before["as_of"]) if before else None
         if before.get("offers") != json.loads(json.dumps(told)) or (
             at is None or abs((self.now() - at).total_seconds()) > KNOWN_S
         ):
             line = {"as_of": self.now().isoformat(), "offers": told}
-            self.ledger.set_meta(_offers_key(name), json.dumps(line))
+            self.ledger.set_meta(standing.offers_key(name), json.dumps(line))
 
     def _correct(self, name: str, adapter: Adapter, report: QuotaReport) -> None:
         window = adapter.windows.get(report.pool)
@@ -368,16 +378,6 @@ class Reconciler:
                 at=report.as_of,
                 **login,
             )
-
-    def _last_known(self, name: str) -> tuple[tuple[Offer, ...], datetime | None]:
-        """The offers that a platform made when it last answered, and when that was."""
-        told = json.loads(self.ledger.meta(_offers_key(name)) or "{}")
-        if not told:
-            return (), None
-        offers = tuple(
-            Offer(**{**offer, "devices": tuple(offer["devices"])}) for offer in told["offers"]
-        )
-        return offers, datetime.fromisoformat(told["as_of"])
 
     def learned(self, name: str, adapter: Adapter) -> dict[str, Figures]:
         """What past sessions showed of each pool whose limit the platform does not publish."""
@@ -435,10 +435,6 @@ class Reconciler:
 def _marked(offers: Sequence[Offer], sealed: bool) -> tuple[Offer, ...]:
     """The offers, with whether their sessions will be sealed: a session stays what it was when it began."""
     return tuple(replace(offer, sealed=sealed) for offer in offers)
-
-
-def _offers_key(platform: str) -> str:
-    return f"offers:{platform}"
 
 
 def _reach(window: Window) -> timedelta:

@@ -12,21 +12,25 @@ from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt, Balance, FigureSource, Job, Place, Session
 from freegpu.orchestrator.placement import nothing_on
+from freegpu.orchestrator.record import Decision, place_name
 from freegpu.orchestrator.views import JobView, PlatformView, SessionView, SlotView
 
 
-def job_views(ledger: Ledger, jobs: Sequence[Job]) -> tuple[JobView, ...]:
-    """Jobs in one line each; one query for all their attempts."""
+def job_views(
+    ledger: Ledger, jobs: Sequence[Job], reasons: Mapping[str, str] | None = None
+) -> tuple[JobView, ...]:
+    """Jobs in one line each; one query for all their attempts. `reasons`: job -> why, in a few words."""
     by_job: dict[str, list[Attempt]] = defaultdict(list)
     if len(jobs) == 1:
         by_job[jobs[0].id] = ledger.attempts(job=jobs[0].id)
     elif any(job.attempts for job in jobs):
         for attempt in ledger.attempts():
             by_job[attempt.job].append(attempt)
-    return tuple(_job_view(job, by_job[job.id]) for job in jobs)
+    told = reasons or {}
+    return tuple(_job_view(job, by_job[job.id], told.get(job.id, "")) for job in jobs)
 
 
-def _job_view(job: Job, attempts: Sequence[Attempt]) -> JobView:
+def _job_view(job: Job, attempts: Sequence[Attempt], reason: str) -> JobView:
     last = attempts[-1] if attempts else None
     ran = sum(1 for attempt in attempts if attempt.started_at is not None)
     return JobView(
@@ -46,6 +50,7 @@ def _job_view(job: Job, attempts: Sequence[Attempt]) -> JobView:
         lost_s=job.lost_s,
         priority=job.spec.priority,
         deadline=job.spec.deadline,
+        reason=reason,
     )
 
 
@@ -99,9 +104,12 @@ def _platform_view(
 
 
 def session_views(
-    ledger: Ledger, sessions: Sequence[Session], now: datetime
+    ledger: Ledger,
+    sessions: Sequence[Session],
+    now: datetime,
+    reasons: Mapping[str, str] | None = None,
 ) -> tuple[SessionView, ...]:
-    """Open sessions with what runs in their slots."""
+    """Open sessions with what runs in their slots. `reasons`: session -> what it was started for."""
     names: dict[str, str] = {}
     views = []
     for session in sessions:
@@ -142,6 +150,7 @@ def session_views(
                 gpu=tuple(session.beat.get("gpu") or ()),
                 silent=session.state is SessionState.LIVE and session.silent_polls > 1,
                 queue=max(0, len(attempts) - session.count),
+                reason=(reasons or {}).get(session.id, ""),
             )
         )
     return tuple(views)
@@ -154,9 +163,13 @@ def _left(session: Session, now: datetime) -> float | None:
 
 
 def sentence(
-    ledger: Ledger, job: Job, chosen: str, now: datetime, invitation: Invitation | None = None
+    ledger: Ledger,
+    job: Job,
+    decision: Decision | None,
+    now: datetime,
+    invitation: Invitation | None = None,
 ) -> str:
-    """Why the job is where it is, in one sentence. `invitation`: a click that would start it."""
+    """Why the job is where it is, in one sentence. `decision`: what would be decided now; `invitation`: a click that would start it."""
     if job.state is not JobState.PENDING:
         attempts = ledger.attempts(job=job.id)
         if job.state is JobState.ACTIVE and attempts:
@@ -170,8 +183,10 @@ def sentence(
     if job.not_before is not None and job.not_before > now:
         seconds = (job.not_before - now).total_seconds()
         return f"{job.name} is tried again in {seconds:.0f} s: {job.why}"
-    if chosen:
-        return f"{job.name} will go to {chosen}"
+    if decision is not None and decision.chosen is not None:
+        return f"{job.name} will go to {place_name(decision.chosen)}"
+    if decision is not None and decision.gives_way:
+        return f"{decision.gives_way} saves and stops to make room for {job.name}"
     if invitation is not None:
         return f"{job.name} needs one click: {invitation.sentence}"
     return f"{job.name} waits: no place can take it now"

@@ -6,28 +6,23 @@ hours of a T4, by the card table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from freegpu import cards
 from freegpu.adapters.base import Window, WindowKind
-from freegpu.jobs.lifecycle import AttemptState, EndReason
-from freegpu.orchestrator import gpu_use, quota
+from freegpu.jobs.lifecycle import AttemptState
+from freegpu.orchestrator import gpu_use, hindsight, quota
+from freegpu.orchestrator.hindsight import INTERRUPTIONS, Saving
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt, Entry, EntryKind, Reading, Session
+from freegpu.orchestrator.spots import span_text
 
 __all__ = ["JobUse", "PoolUse", "Report", "expired", "look_back"]
 
 #: below this mean use a card waits for data, above so many looks
 IDLE_PERCENT, LOOKS = 50.0, 10
-#: ends that are nobody's wish
-INTERRUPTIONS = (
-    EndReason.PREEMPTED,
-    EndReason.SESSION_EXPIRED,
-    EndReason.QUOTA_EXHAUSTED,
-    EndReason.LOST,
-)
 _STEP = timedelta(seconds=1)
 #: a platform tells its reset to the second or so
 _NEAR = timedelta(hours=1)
@@ -56,6 +51,17 @@ class PoolUse:
     interruptions: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A window of a quota that ended."""
+
+    at: datetime
+    #: what was left of it, seconds
+    spare_s: float
+    #: live or ledger: who says so
+    by: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobUse:
     """How busy a job kept its card."""
@@ -70,6 +76,9 @@ class JobUse:
     cpus: float
     #: what could be done about it; "" where it is busy, or too little was seen
     hint: str
+    #: how long its commands ran where they were looked at, and of that how long the card waited: (1 - use) x hours
+    ran_s: float = 0.0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +93,17 @@ class Report:
     jobs: tuple[JobUse, ...]
     #: what cannot be told, and why
     unknown: tuple[str, ...]
+    #: what would have saved more, the most first
+    savings: tuple[Saving, ...] = ()
+    #: how long cards waited in all, of the jobs that were looked at
+    wait_s: float = 0.0
 
 
 def look_back(
-    ledger: Ledger, windows: Mapping[str, Mapping[str, Window]], since: datetime, until: datetime
+    ledger: Ledger,
+    windows: Mapping[str, Mapping[str, Window]],
+    since: datetime,
+    until: datetime,
 ) -> Report:
     """`windows`: platform -> pool -> its quota window, of the platforms that are configured."""
     sessions = {s.id: s for s in ledger.sessions(open_only=False)}
@@ -96,7 +112,7 @@ def look_back(
     entries, readings = ledger.entries(), ledger.reading_history(since)
     keys = {(s.platform, s.pool) for s in sessions.values() if _open(s, since, until) > 0}
     keys |= {(name, pool) for name, pools in windows.items() for pool in pools}
-    pools, unknown = [], []
+    pools, unknown, spares = [], [], []
     for platform, pool in sorted(keys):
         window = windows.get(platform, {}).get(pool)
         its = [s for s in sessions.values() if (s.platform, s.pool) == (platform, pool)]
@@ -105,6 +121,8 @@ def look_back(
         spare, by = (None, "") if window is None else expired(window, mine, told, since, until)
         if window is not None and window.kind is not WindowKind.NONE and spare is None:
             unknown.append(f"{platform}{f' {pool}' * bool(pool)}: {_why(window)}")
+        ended = (windows_ended(window, mine, told, since, until) if window else None) or ()
+        spares += [hindsight.Spare(platform, pool, one.at, one.spare_s) for one in ended]
         attempts = [a for a in within if a.session in {s.id for s in its}]
         line = PoolUse(
             platform=platform,
@@ -126,12 +144,14 @@ def look_back(
             line = _with(line, attempt, cards.speed(attempt.card, workload), since, until)
         if line.sessions or line.charged_s or line.expired_s:
             pools.append(line)
-    jobs = _busy(within, sessions, {id: spec.name for id, spec in specs.items()})
+    jobs = _busy(within, sessions, {id: spec.name for id, spec in specs.items()}, since, until)
     silent = sorted({a.platform for a in within if a.card != "CPU" and not _told(a, sessions)})
     if silent:
         unknown.append(
             f"how busy the cards of {', '.join(silent)} were: not reported for all attempts"
         )
+    savings = (*hindsight.look(ledger, spares, since, until), *_idle(jobs))
+    savings = tuple(sorted(savings, key=lambda one: -one.amount_s))
     return Report(
         since=since,
         until=until,
@@ -139,7 +159,9 @@ def look_back(
         t4_s=sum(line.t4_s for line in pools),
         lost_s=sum(line.lost_s for line in pools),
         jobs=jobs,
-        unknown=tuple(unknown),
+        unknown=(*unknown, *hindsight.unknown(savings)),
+        savings=savings,
+        wait_s=sum(each.wait_s for each in jobs),
     )
 
 
@@ -152,13 +174,31 @@ def expired(
 ) -> tuple[float | None, str]:
     """Seconds that ended unused with weekly or monthly windows in the period, and who says so.
 
+    (None, ""): the window has no fixed end, or its limit is not known.
+    """
+    ended = windows_ended(window, entries, readings, since, until)
+    if ended is None:
+        return None, ""
+    by = "" if not ended else "ledger" if any(one.by == "ledger" for one in ended) else "live"
+    return sum(one.spare_s for one in ended), by
+
+
+def windows_ended(
+    window: Window,
+    entries: Sequence[Entry],
+    readings: Sequence[Reading],
+    since: datetime,
+    until: datetime,
+) -> list[Ended] | None:
+    """The weekly or monthly windows that ended in the period. None: there is no fixed end, or the limit is not known.
+
     The last reading before a reset is the platform's own word; without one it is freegpu's count, which does not
-    know what was used beside it. (None, ""): the window has no fixed end, or its limit is not known.
+    know what was used beside it.
     """
     if window.kind not in (WindowKind.FIXED_WEEKLY, WindowKind.MONTHLY):
-        return None, ""
+        return None
     rhythm = max((r for r in readings if r.resets_at), key=lambda r: r.as_of, default=None)
-    spare, by, at = 0.0, "", since
+    found, at = [], since
     while (reset := quota.next_reset(window, rhythm, at)) <= until:
         end = reset - _STEP
         told = [r for r in readings if r.resets_at is not None and abs(r.resets_at - reset) < _NEAR]
@@ -166,13 +206,12 @@ def expired(
         before = [entry for entry in entries if entry.at <= end]
         left = quota.balance(window, before, last, [], end).left_s
         if left is None:
-            return None, ""
-        spare += left
-        by = "ledger" if last is None else by or "live"
+            return None
+        found.append(Ended(reset, left, "ledger" if last is None else "live"))
         at = reset + _STEP
     if window.limit_s is None and all(r.limit_s is None for r in readings):
-        return None, ""
-    return spare, by
+        return None
+    return found
 
 
 def _why(window: Window) -> str:
@@ -185,11 +224,7 @@ def _with(
     line: PoolUse, attempt: Attempt, speed: float, since: datetime, until: datetime
 ) -> PoolUse:
     """The line with what this attempt did in the period."""
-    ended = attempt.ended_at
-    ran = _overlap(attempt.started_at, ended, since, until)
-    if ended is not None and attempt.started_at is not None and attempt.run_s:
-        whole = (ended - attempt.started_at).total_seconds()
-        ran = attempt.run_s * min(1.0, ran / whole) if whole > 0 else 0.0
+    ended, ran = attempt.ended_at, _ran(attempt, since, until)
     here = attempt.state is AttemptState.ENDED and ended is not None and since <= ended < until
     lost = attempt.lost_s if here else 0.0
     broken = here and attempt.reason in INTERRUPTIONS
@@ -203,19 +238,23 @@ def _with(
 
 
 def _busy(
-    attempts: Sequence[Attempt], sessions: Mapping[str, Session], names: Mapping[str, str]
+    attempts: Sequence[Attempt],
+    sessions: Mapping[str, Session],
+    names: Mapping[str, str],
+    since: datetime,
+    until: datetime,
 ) -> tuple[JobUse, ...]:
     """The jobs whose cards were looked at, the idlest first."""
-    found: dict[tuple[str, str, str], tuple[int, float, float]] = {}
+    found: dict[tuple[str, str, str], tuple[int, float, float, float]] = {}
     for attempt in attempts:
         told = _told(attempt, sessions)
         if told is None:
             continue
         looks, percent = told
         key = (attempt.job, attempt.platform, attempt.card)
-        before, total, _ = found.get(key, (0, 0.0, 0.0))
-        cpus = sessions[attempt.session].offer.cpus
-        found[key] = (before + looks, total + looks * percent, cpus)
+        before, total, _, ran = found.get(key, (0, 0.0, 0.0, 0.0))
+        cpus, ran = sessions[attempt.session].offer.cpus, ran + _ran(attempt, since, until)
+        found[key] = (before + looks, total + looks * percent, cpus, ran)
     lines = [
         JobUse(
             job=job,
@@ -226,16 +265,51 @@ def _busy(
             percent=total / looks,
             cpus=cpus,
             hint=_hint(looks, total / looks, cpus),
+            ran_s=ran,
+            wait_s=ran * max(0.0, 1 - total / looks / 100),
         )
-        for (job, platform, card), (looks, total, cpus) in found.items()
+        for (job, platform, card), (looks, total, cpus, ran) in found.items()
     ]
     return tuple(sorted(lines, key=lambda line: (line.percent, line.job, line.platform)))
+
+
+def _idle(jobs: Sequence[JobUse]) -> Iterator[Saving]:
+    """Jobs whose cards waited: an upper bound, for part of it is the job's own arithmetic beside the card."""
+    for each in jobs:
+        if not each.hint:
+            continue
+        cpus = max(1, int(each.cpus))
+        loader = (
+            f"the {each.cpus:g} CPUs there want `num_workers={cpus}`"
+            if each.cpus
+            else "how many CPUs there are is not known"
+        )
+        yield Saving(
+            kind=hindsight.DATA,
+            amount_s=each.wait_s,
+            platform=each.platform,
+            jobs=(each.job,),
+            sentence=(
+                f"{each.name} kept its {each.platform} {each.card} {each.percent:.0f} % busy: up to"
+                f" {span_text(each.wait_s)} of {span_text(each.ran_s)} it waited, mostly for data; {loader}"
+            ),
+        )
+
+
+def _ran(attempt: Attempt, since: datetime, until: datetime) -> float:
+    """Seconds that its command ran in the period."""
+    ended = attempt.ended_at
+    ran = _overlap(attempt.started_at, ended, since, until)
+    if ended is None or attempt.started_at is None or not attempt.run_s:
+        return ran
+    whole = (ended - attempt.started_at).total_seconds()
+    return attempt.run_s * min(1.0, ran / whole) if whole > 0 else 0.0
 
 
 def _hint(looks: int, percent: float, cpus: float) -> str:
     if percent >= IDLE_PERCENT or looks < LOOKS:
         return ""
-    beside = f" ({cpus:g} CPUs there: num_workers={cpus:g})" if cpus else ""
+    beside = f" ({cpus:g} CPUs there: num_workers={max(1, int(cpus))})" if cpus else ""
     return f"the card waits, mostly for data{beside}; a larger batch may help too"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from freegpu.adapters.base import Offer
 from freegpu.jobs.lifecycle import AttemptState, EndReason, SessionState
 from freegpu.jobs.model import Needs
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Running, Session
 
-__all__ = ["asked_lately", "losses", "running"]
+__all__ = ["asked_lately", "last_offers", "losses", "offers_key", "running"]
 
 #: demand and losses of so long ago still count, seconds
 LATELY_S = 28 * 86400.0
@@ -58,3 +60,19 @@ def losses(ledger: Ledger, platform: str, account: str, now: datetime) -> tuple[
         lived += max(0.0, (ended - begun).total_seconds())
         lost += session.reason.partition(":")[0] in (EndReason.LOST, EndReason.PREEMPTED)
     return lost, lived
+
+
+def last_offers(ledger: Ledger, platform: str) -> tuple[tuple[Offer, ...], datetime | None]:
+    """The offers that a platform made when it last answered, and when that was."""
+    told = json.loads(ledger.meta(offers_key(platform)) or "{}")
+    if not told:
+        return (), None
+    offers = tuple(
+        Offer(**{**offer, "devices": tuple(offer["devices"])}) for offer in told["offers"]
+    )
+    return offers, datetime.fromisoformat(told["as_of"])
+
+
+def offers_key(platform: str) -> str:
+    """Where the ledger keeps them."""
+    return f"offers:{platform}"

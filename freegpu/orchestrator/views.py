@@ -17,8 +17,8 @@ from freegpu.orchestrator.model import (
     Figures,
     Job,
     Progress,
-    Score,
 )
+from freegpu.orchestrator.record import Decision
 
 if TYPE_CHECKING:
     # measuring needs more than looking does
@@ -84,8 +84,8 @@ class DryRun:
     #: bytes before packing
     size: int
     largest: tuple[tuple[str, int], ...]
-    #: job name -> what every place would mean for it
-    scores: tuple[tuple[str, tuple[Score, ...]], ...]
+    #: job name -> what would be decided for it in the whole queue
+    decisions: tuple[tuple[str, Decision], ...]
     #: platform -> the exact request that would start its session
     requests: tuple[tuple[str, Mapping[str, Any]], ...]
 
@@ -157,6 +157,8 @@ class SessionView:
     gpu: tuple[Mapping[str, Any], ...]
     silent: bool
     queue: int
+    #: what it was started for, and what spoke for it; "": not known
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,6 +183,8 @@ class JobView:
     lost_s: float
     priority: int
     deadline: datetime | None
+    #: the same in a few words from the record of the decision: what spoke for the place, or what is against all; "": not known
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,11 +215,17 @@ class JobDetail:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Why:
-    """Why a job is where it is, and what every place would mean for it."""
+    """Why a job is where it is: what the decision that placed it saw, and what holds now."""
 
     job: JobView
     sentence: str
-    scores: tuple[Score, ...]
+    #: the attempt that was placed last, and what that decision saw; "", None: none yet, or nothing was kept of it
+    attempt: str = ""
+    placed: Decision | None = None
+    #: when and for whom it gave up its slot; "" if it did not
+    gave_way: str = ""
+    #: what would be decided in the whole queue now; None: not asked for
+    now: Decision | None = None
     #: sessions that a person could start now for this job
     invitations: tuple[Invitation, ...] = ()
 

@@ -23,6 +23,7 @@ from freegpu.agent import wire
 from freegpu.agent.stores.folder import FolderStore
 from freegpu.errors import UnreachableError
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState, SessionState
+from freegpu.orchestrator import standing
 from freegpu.orchestrator.lanes import Lanes
 from tests.integration.test_tick import Platform, World
 
@@ -84,7 +85,7 @@ def test_a_platform_that_is_away_is_shown_as_it_was_and_starts_nothing(world: Wo
     assert place.as_of == seen_at
     assert place.blocked_until is not None
     assert problems == ["far: no route to it"]
-    assert [offer.card for offer in again._last_known("far")[0]] == ["T4"]
+    assert [offer.card for offer in standing.last_offers(world.ledger, "far")[0]] == ["T4"]
 
 
 class SlowStart(Platform):

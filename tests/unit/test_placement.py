@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -26,6 +27,8 @@ from freegpu.orchestrator.model import (
     Waiting,
 )
 from freegpu.orchestrator.placement import decide, explain
+from freegpu.orchestrator.record import Outcome, brief, from_json, to_json
+from freegpu.orchestrator.witness import Witness
 
 NOW = datetime(2026, 12, 2, 12, tzinfo=UTC)
 HOUR = 3600.0
@@ -655,6 +658,7 @@ def test_any_snapshot_gives_a_decision_that_its_explanation_agrees_with(seed: in
     )
     assert repr(decide(shuffled, NOW)) == repr(actions)
     check_limits(snapshot, actions)
+    witnessed(snapshot, actions)
     for waiting in snapshot.waiting:
         alone = replace(snapshot, waiting=(waiting,))
         scores = explain(waiting, alone, NOW)
@@ -668,6 +672,25 @@ def test_any_snapshot_gives_a_decision_that_its_explanation_agrees_with(seed: in
         if best is not None:
             assert chosen[0].why == best.why
         assert all(s.why and "nan" not in s.why.replace("Banana", "") for s in scores)
+
+
+def witnessed(snapshot: Snapshot, actions: list[Any]) -> None:
+    """A witness changes nothing, keeps a record of all that is placed, and knows all that it is asked about."""
+    about = frozenset(job.id for job in snapshot.waiting)
+    placed = {one.job: action.why for action in actions for one in action.placed}
+    for witness in (Witness(), Witness(about)):
+        assert repr(decide(snapshot, NOW, witness)) == repr(actions)
+        assert set(witness.decisions) == (about if witness.about else set(placed))
+        for job, decision in witness.decisions.items():
+            assert (decision.outcome is not Outcome.WAITS) is (job in placed)
+            assert from_json(json.loads(json.dumps(to_json(decision)))).chosen is not None or (
+                decision.outcome is not Outcome.PLACED
+            )
+            assert all(score.fault for score in decision.scores if not score.feasible), decision
+            taken = decision.chosen
+            assert (taken is not None) is (decision.outcome is Outcome.PLACED)
+            assert taken is None or taken is decision.scores[0]
+            brief(decision)
 
 
 def check_limits(snapshot: Snapshot, actions: list[Any]) -> None:

@@ -74,3 +74,33 @@ def test_what_is_confirmed_counts_as_done_and_is_carried_to_other_cards(bench: B
     told = book.told(waiting, families[job.id])
     assert told.remaining_t4_s == pytest.approx(30.0 * cards.speed("L4"))
     assert told.speeds["L4"] == pytest.approx(cards.speed("L4"))
+
+
+def test_the_record_of_a_decision_is_kept_with_each_attempt_and_the_newest_is_found(
+    bench: Bench,
+) -> None:
+    """One query for many jobs; those that were placed without a record, or never, are told apart."""
+    first, second, never = bench.submit("first", "second", "never")
+    given = bench.offer(count=2)
+    session, (attempt, _) = bench.ledger.plan_session(
+        platform="kaggle",
+        account="me",
+        offer=given,
+        limit_s=None,
+        reserve_s=0.0,
+        jobs=[(first.id, 0), (second.id, 1)],
+        why="the fastest",
+        decisions={first.id: {"outcome": "placed", "rules": ["ä"]}},
+    )
+    bench.end(attempt)
+    again = bench.ledger.allocate(
+        session.id, first.id, 0, why="again", decision={"outcome": "placed", "ahead": 3}
+    )
+    found = bench.ledger.newest_events(
+        "attempt.allocated", [first.id, second.id, never.id, *map(str, range(1200))]
+    )
+    assert set(found) == {first.id, second.id}
+    assert (found[first.id].attempt, found[first.id].data["decision"]["ahead"]) == (again.id, 3)
+    assert "decision" not in found[second.id].data
+    lines = bench.ledger.events(job=first.id, actions=["attempt.allocated"])
+    assert [line.data["decision"].get("rules") for line in lines] == [["ä"], None]

@@ -24,9 +24,11 @@ from freegpu.orchestrator.connection import Connected, PlatformConnected
 from freegpu.orchestrator.forecast import WindowUse
 from freegpu.orchestrator.forecast.plan import Expected, Moment, Unused
 from freegpu.orchestrator.foresight import Ahead, Plan, Sooner, Span
+from freegpu.orchestrator.hindsight import Saving
 from freegpu.orchestrator.matrix_results import Cell, Results
 from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score, Speed
 from freegpu.orchestrator.probe import Latency, Measured, Space
+from freegpu.orchestrator.record import Decision, Outcome
 from freegpu.orchestrator.retrospect import JobUse, PoolUse, Report
 from freegpu.orchestrator.views import (
     BundleInfo,
@@ -189,6 +191,12 @@ SCORES = (
         speed=1.0,
         sessions=1,
         why="26 h left this week",
+        chosen=True,
+        start_s=120.0,
+        price_s=1800.0,
+        pool="gpu",
+        before_s=93_600.0,
+        after_s=84_600.0,
     ),
     Score(
         platform="local",
@@ -199,8 +207,24 @@ SCORES = (
         finish_s=None,
         speed=0.05,
         sessions=0,
-        why="the job wants T4 x2",
+        why="local CPU: the job needs a card, and this is a CPU",
+        fault="the job needs a card, and this is a CPU",
+        change="`accelerators` with CPU would let it in",
     ),
+)
+DECISION = Decision(
+    at=NOW - timedelta(hours=5),
+    outcome=Outcome.PLACED,
+    waiting=12,
+    ahead=4,
+    before=("a", "b", "c"),
+    rules=(
+        "the shortest remaining chooses first, by weight and age",
+        "its length is not known, so quota for a whole session is set aside",
+    ),
+    work_s=9000.0,
+    scores=SCORES,
+    more=2,
 )
 STATUS = Status(
     platforms=(
@@ -267,9 +291,10 @@ STATUS = Status(
             gpu=({"index": 0, "util": 97},),
             silent=False,
             queue=1,
+            reason="for mnist: 2 h 30 min expected; quota 26 h -> 23 h 30 min",
         ),
     ),
-    jobs=(job_view(),),
+    jobs=(job_view(reason="2 h 30 min expected; quota 26 h -> 23 h 30 min"),),
     counts={"active": 1, "succeeded": 3},
     orchestrator="",
 )
@@ -432,6 +457,19 @@ REPORT = Report(
             percent=31.4,
             cpus=4.0,
             hint="the card waits, mostly for data (4 CPUs there: num_workers=4)",
+            ran_s=80_000.0,
+            wait_s=54_880.0,
+        ),
+    ),
+    wait_s=54_880.0,
+    savings=(
+        Saving(
+            kind="expired",
+            amount_s=17_000.0,
+            platform="kaggle",
+            jobs=("q81mzt",),
+            sentence="4 h 43 min of kaggle (gpu) expired Mon 30 Nov 00:00 UTC, while big\x1b waited 9 h: T4: needs 20 GB,"
+            " the card has 16 GB (`vram: 16+` would let it in)",
         ),
     ),
     unknown=("colab gpu: what expired is not known, for nobody publishes the limit",),
@@ -573,7 +611,7 @@ class FakeWorkspace:
             files=3,
             size=52_000,
             largest=(("train.py", 50_000), ("a\x1b[31m.txt", 2000)),
-            scores=(("mnist", SCORES),),
+            decisions=(("mnist", DECISION),),
             requests=(("kaggle", {"key": "s-1", "payload": {"enable_gpu": True}}),),
         )
         return self._answer("dry_run", usual, path, tuple(overrides))
@@ -600,9 +638,16 @@ class FakeWorkspace:
         )
         return self._answer("show", usual, job)
 
-    def why(self, job: str) -> Any:
-        usual = Why(job=job_view(), sentence="mnist will go to kaggle T4", scores=SCORES)
-        return self._answer("why", usual, job)
+    def why(self, job: str, *, now: bool = False) -> Any:
+        usual = Why(
+            job=job_view(),
+            sentence="mnist is running on kaggle T4: runs",
+            attempt="k3x9f2-2",
+            placed=DECISION,
+            gave_way="k3x9f2-1 gave up its slot: short needs the slot for 5 min",
+            now=replace(DECISION, at=NOW, assumed=True, ahead=0) if now else None,
+        )
+        return self._answer("why", usual, job, now)
 
     def cards(self, name: str | None, workload: str) -> Any:
         ledger: Any = FakeLedger()

@@ -37,6 +37,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("status", ["status"]),
         ("show", ["show", "k3x9f2"]),
         ("why", ["why", "k3x9f2"]),
+        ("why-now", ["why", "k3x9f2", "--now"]),
         ("results", ["results", "sweep", "--sort", "loss"]),
         ("results-csv", ["results", "sweep", "--csv", "--sort", "-loss"]),
         ("cards", ["cards"]),
