@@ -20,8 +20,15 @@ class Accelerator:
     count: int = 1
 
 
+class _Hashed:
+    """Room for a hash that is computed once. It is no field: it is neither written down nor copied."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
+class Needs(_Hashed):
     """What a place must have for the job to run there. Equal needs are judged once for all jobs."""
 
     #: acceptable cards; empty: any card, and a CPU too unless `vram_gb` is set
@@ -41,6 +48,16 @@ class Needs:
     workload: str = "general"
     #: "bf16": only cards that have it in silicon; "any": the job asks FREEGPU_PRECISION, or does not mind
     precision: str = "any"
+
+    def __hash__(self) -> int:
+        # a decision looks the same needs up thousands of times, and hashing all fields takes longer than the look-up
+        try:
+            return self._hash
+        except AttributeError:
+            every = (self.accelerators, self.ordered, self.vram_gb, self.memory_gb, self.cpus)
+            more = (self.disk_gb, self.platforms, self.workload, self.precision)
+            object.__setattr__(self, "_hash", hash((every, more)))
+            return self._hash
 
     @property
     def allows_cpu(self) -> bool:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, lru_cache
-from statistics import median_low
+from functools import cached_property
 from typing import Any, TypeVar
 
-from freegpu import cards
 from freegpu.adapters.base import Offer
-from freegpu.jobs.model import Needs
 from freegpu.orchestrator import moves, reserve
 from freegpu.orchestrator.expectation import DUST, SHORT, Outlook, dust, expect, too_short
+from freegpu.orchestrator.fitting import Fitting, fitting
 from freegpu.orchestrator.model import (
     Assign,
     Assignment,
@@ -36,7 +34,6 @@ from freegpu.orchestrator.spots import (
     Shape,
     Spot,
     SpotKind,
-    misfit,
     unfit,
 )
 from freegpu.orchestrator.turns import Paces, Turn, turn, urgent
@@ -47,8 +44,6 @@ T = TypeVar("T")
 
 #: finishes within this factor of the best are as good as the best: the estimates are worse than that
 NEAR = 1.05
-#: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere
-HOME = 8.0
 
 #: for offers that draw on no quota, or on one that nobody counts
 _UNLIMITED = Budget()
@@ -89,11 +84,15 @@ class Fit:
     hopeless: bool
     #: urgent or not -> the longest of these jobs that may still be let in, T4 seconds
     most: dict[bool, float] = field(default_factory=dict)
+    #: how many of these jobs have not had their turn
+    to_come: int = 0
     #: sessions started by this call that were looked at
     seen: int = 0
 
     def welcome(self, started: Sequence[Started]) -> None:
         """Count in the slots of sessions that were started since the last look."""
+        if self.seen == len(started):
+            return
         for session in started[self.seen :]:
             choice = self.choices.get(session.spot.shape)
             if choice is not None and not self.kind.refused(session.spot.offer.platform):
@@ -111,7 +110,7 @@ class Board:
     places: Sequence[Place]
     #: in an order that depends on their content alone; ties go to the first
     spots: list[Spot]
-    shapes: dict[Shape, list[Spot]]
+    fitting: Fitting
     #: sessions that a login may still open, and how many it may have
     openings: dict[Login, tuple[int, int]]
     fits: dict[Kind, Fit] = field(default_factory=dict)
@@ -154,13 +153,16 @@ class Board:
             for place in places
             for offer in _ordered(place.offers, lambda offer: (offer.card, offer.count, offer.pool))
         ]
-        shapes: dict[Shape, list[Spot]] = {}
         for rank, spot in enumerate(spots):
             spot.rank = rank
-            shapes.setdefault(spot.shape, []).append(spot)
         moves.keep_open(spots, snapshot.running)
         board = cls(
-            snapshot=snapshot, now=now, places=places, spots=spots, shapes=shapes, openings=openings
+            snapshot=snapshot,
+            now=now,
+            places=places,
+            spots=spots,
+            fitting=fitting(spots),
+            openings=openings,
         )
         board.count()
         return board
@@ -170,6 +172,7 @@ class Board:
         found = []
         for job in waiting:
             fit = self.fit(Kind.of(job))
+            fit.to_come += 1
             ask = Ask.of(job, fit.kind)
             rank = turn(job, ask, fit.paces, len(fit.homes), self.now, self.snapshot.goal)
             found.append((rank, job, ask, fit))
@@ -183,58 +186,33 @@ class Board:
     @cached_property
     def sole(self) -> frozenset[Login]:
         """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
-        jobs = [*self.snapshot.waiting, *(running.job for running in self.snapshot.running)]
-        every = {*(job.needs for job in jobs), *self.snapshot.lately}
-        free = {replace(needs, platforms=()) if needs.platforms else needs for needs in every}
-        homes = [self._homes(needs) for needs in free]
-        return frozenset(login for where in homes if len(where) == 1 for login in where)
+        every = {job.needs for job in self.snapshot.waiting}
+        every.update(running.job.needs for running in self.snapshot.running)
+        every.update(self.snapshot.lately)
+        return self.fitting.sole(every)
 
     def fit(self, kind: Kind) -> Fit:
         """What fits jobs of this kind; looked at once, by shape."""
         found = self.fits.get(kind)
         if found is None:
-            choices, paces = self._judged(kind.needs)
-            spots = [(spot, at) for shape, at in choices.items() for spot in self.shapes[shape]]
+            judged = self.fitting.of(kind.needs)
+            choices = judged.choices
+            spots = self.open
+            some = bool(choices)
             if kind.narrow:
-                spots = [entry for entry in spots if not kind.refused(entry[0].offer.platform)]
-            if not kind.narrow:
-                homes = self._homes(kind.needs)
-            else:
-                able = [entry for entry in self._memory.able if not kind.refused(entry[0][0])]
-                homes = _homes(able, paces)
+                some = any(
+                    spot.shape in choices and not kind.refused(spot.offer.platform)
+                    for spot in self.spots
+                )
+                spots = [spot for spot in spots if not kind.refused(spot.offer.platform)]
             found = self.fits[kind] = Fit(
                 kind=kind,
-                spots=spots,
+                spots=[(spot, choices[spot.shape]) for spot in spots if spot.shape in choices],
                 choices=choices,
-                paces=Paces(min(paces.values()), median_low(paces.values())) if spots else None,
-                homes=homes,
-                hopeless=not spots,
+                paces=judged.paces if some else None,
+                homes=self.fitting.homes(kind),
+                hopeless=not some,
             )
-        return found
-
-    @cached_property
-    def _memory(self) -> _Memory:
-        able: dict[Login, dict[Shape, None]] = {}
-        for spot in self.spots:
-            if not spot.attended and not spot.closed:
-                able.setdefault(spot.login, {})[spot.shape] = None
-        return _memory(
-            tuple(self.shapes), tuple((login, tuple(shapes)) for login, shapes in able.items())
-        )
-
-    def _judged(self, needs: Needs) -> _Judged:
-        memory = self._memory
-        found = memory.judged.get(needs)
-        if found is None:
-            found = memory.judged[needs] = _judged(needs, memory.shapes)
-        return found
-
-    def _homes(self, needs: Needs) -> frozenset[Login]:
-        """Where jobs with these needs run at a speed worth it, platforms not considered."""
-        memory = self._memory
-        found = memory.homes.get(needs)
-        if found is None:
-            found = memory.homes[needs] = _homes(memory.able, self._judged(needs)[1])
         return found
 
     def explained(self, ask: Ask, spot: Spot, claim: reserve.Claim) -> Outlook:
@@ -245,6 +223,11 @@ class Board:
             return Outlook(fault=fault, choice=choice)
         return self.outlook(ask, spot, choice, claim)
 
+    @cached_property
+    def open(self) -> list[Spot]:
+        """Spots that were to be had when the decision began."""
+        return [spot for spot in self.spots if not spot.gone]
+
     def shut(self, kind: Kind, spot: Spot) -> str:
         """Why no job of this kind gets it now, "" if one may. It stays so while we decide."""
         if fault := spot.closed or self._full(spot):
@@ -253,6 +236,9 @@ class Board:
 
     def outlook(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook:
         """What a spot that fits the job and is open would mean now."""
+        found = self._allowed(ask, spot, choice, claim)
+        if found is not None:
+            return found
         if dust(ask, spot):
             return Outlook(fault=DUST, choice=choice)
         outlook = expect(ask, spot, choice)
@@ -260,10 +246,16 @@ class Board:
             return outlook.but(
                 f"a person must start the session: freegpu cell {spot.offer.platform}"
             )
+        return outlook.but(reserve.kept(spot, claim, self.sole))
+
+    def _allowed(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook | None:
+        """The same if the job may have it, else None: nobody asks for most reasons."""
+        if spot.attended or dust(ask, spot):
+            return None
         units = reserve.cost(ask, spot)
-        if units > reserve.allowance(spot, claim, self.sole):
-            return outlook.but(reserve.kept(spot, claim, self.sole))
-        return replace(outlook, price_s=reserve.price(units, spot)) if units else outlook
+        if units > 0 and units > reserve.allowance(spot, claim, self.sole):
+            return None
+        return expect(ask, spot, choice, reserve.price(units, spot) if units else 0.0)
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
         """The longest job of this kind that is still let in anywhere."""
@@ -289,16 +281,17 @@ class Board:
     def ranked(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> list[tuple[Spot, Outlook]]:
         """What this job could take, best first."""
         fit.welcome(self.started)
-        # What is full or too short for this kind of job stays so while we decide.
+        # What is gone (full, closed) or too short for this kind of job stays so while we decide.
         fit.spots = [
-            (spot, choice)
-            for spot, choice in fit.spots
-            if not spot.gone and not self.shut(fit.kind, spot)
+            entry for entry in fit.spots if not entry[0].gone and not too_short(fit.kind, entry[0])
         ]
-        looks = [(spot, self.outlook(ask, spot, choice, claim)) for spot, choice in fit.spots]
-        found = [(spot, outlook) for spot, outlook in looks if not outlook.fault]
-        if not found:
-            return []
+        found = [
+            (spot, outlook)
+            for spot, choice in fit.spots
+            if (outlook := self._allowed(ask, spot, choice, claim)) is not None
+        ]
+        if len(found) < 2:
+            return found
         first = min(outlook.choice for _, outlook in found)
         least = min(outlook.rank_s for _, outlook in found if outlook.choice == first)
 
@@ -344,58 +337,20 @@ class Board:
     def count(self) -> None:
         """Note which spots are gone, and whether any is left."""
         for spot in self.spots:
-            spot.gone = spot.gone or spot.free < 1 or bool(spot.closed or self._full(spot))
+            if not spot.gone:
+                spot.gone = spot.free < 1 or bool(spot.closed or self._full(spot))
         self.spent = all(spot.gone or spot.attended for spot in self.spots)
-
-
-#: shapes that fit, with their place in the job's list of cards, and with seconds per T4 second
-_Judged = tuple[Mapping[Shape, int], Mapping[Shape, float]]
-#: logins where sessions may be started, each with the shapes of its machines
-_Able = tuple[tuple[Login, tuple[Shape, ...]], ...]
-
-
-@dataclass(kw_only=True, slots=True)
-class _Memory:
-    """What was found of the shapes and platforms of a board: at most ticks they are those of the tick before."""
-
-    shapes: tuple[Shape, ...]
-    able: _Able
-    judged: dict[Needs, _Judged] = field(default_factory=dict)
-    homes: dict[Needs, frozenset[Login]] = field(default_factory=dict)
-
-
-@lru_cache(maxsize=16)
-def _memory(shapes: tuple[Shape, ...], able: _Able) -> _Memory:
-    return _Memory(shapes=shapes, able=able)
-
-
-def _judged(needs: Needs, shapes: Sequence[Shape]) -> _Judged:
-    choices = {}
-    for shape in shapes:
-        fault, choice = misfit(needs, shape)
-        if not fault:
-            choices[shape] = choice
-    return choices, {shape: 1 / cards.speed(shape[0], needs.workload) for shape in choices}
-
-
-def _homes(
-    able: Iterable[tuple[Login, tuple[Shape, ...]]], paces: Mapping[Shape, float]
-) -> frozenset[Login]:
-    """A processor is no home for what wants a card's speed."""
-    best = {
-        login: min(fits)
-        for login, shapes in able
-        if (fits := [paces[shape] for shape in shapes if shape in paces])
-    }
-    least = min(best.values(), default=0.0)
-    return frozenset(login for login, pace in best.items() if pace <= HOME * least)
 
 
 def _ordered(items: Iterable[T], key: Callable[[T], Any]) -> list[T]:
     """By the key, and where that leaves two equal by all that they hold, which takes long to write out."""
-    found = sorted(items, key=key)
-    if all(key(one) != key(other) for one, other in itertools.pairwise(found)):
+    found = list(items)
+    if len(found) < 2:
         return found
+    keys = [key(item) for item in found]
+    order = sorted(range(len(found)), key=keys.__getitem__)
+    if all(keys[one] != keys[other] for one, other in itertools.pairwise(order)):
+        return [found[at] for at in order]
     return sorted(found, key=lambda item: (key(item), repr(item)))
 
 

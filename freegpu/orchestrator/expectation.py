@@ -103,9 +103,9 @@ class Outlook:
         return f"{guess}would finish in {span_text(self.expected_s)} over {many}{waits}"
 
 
-def expect(ask: Ask, spot: Spot, choice: int = 0) -> Outlook:
-    """The walk through sessions and quota windows."""
-    return _walk(ask, spot, choice)
+def expect(ask: Ask, spot: Spot, choice: int = 0, price_s: float = 0.0) -> Outlook:
+    """The walk through sessions and quota windows; `price_s`: what the quota counts for."""
+    return _walk(ask, spot, choice, price_s)
 
 
 def too_short(kind: Kind, spot: Spot) -> bool:
@@ -154,7 +154,7 @@ def _more(spot: Spot) -> str:
     return f"; more in {span_text(back)}" if back is not None else ""
 
 
-def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
+def _walk(ask: Ask, spot: Spot, choice: int, price_s: float) -> Outlook:
     speed, grace, budget = spot.speed(ask) * spot.useful(ask), ask.kind.grace_s, spot.budget
     # what past sessions showed makes the walk longer; it never makes a place impossible
     limit = min(spot.limit_s, max(spot.soft_s, spot.delay_s + ask.kind.least_s))
@@ -162,7 +162,7 @@ def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
     if spot.kind is SpotKind.LIVE:
         useful = (spot.left_s - grace) * speed
         if work <= useful:
-            return Outlook(choice=choice, expected_s=work / speed, sessions=1)
+            return Outlook(choice=choice, expected_s=work / speed, sessions=1, price_s=price_s)
         work, elapsed, sessions = work - useful, spot.left_s, 1
     work, took, count = _stretch(work, speed, spot, limit, spot.quota_s, grace)
     elapsed, sessions = elapsed + took, sessions + count
@@ -181,7 +181,12 @@ def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
             elapsed, sessions = elapsed + took, sessions + count
     expected = elapsed + (ELSEWHERE_S + work / speed if work else 0.0)
     return Outlook(
-        choice=choice, expected_s=expected, left_over_s=work, waits_s=waits, sessions=sessions
+        choice=choice,
+        expected_s=expected,
+        left_over_s=work,
+        waits_s=waits,
+        sessions=sessions,
+        price_s=price_s,
     )
 
 

@@ -31,6 +31,7 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     for _, job, ask, fit in queue:
         if board.spent:
             break
+        fit.to_come -= 1
         if fit.hopeless or job.id in placed:
             continue
         claim = board.claim(job, ask, fit)
@@ -43,7 +44,7 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
         elif not fit.spots:
             # What is free only shrinks while we decide, so the next job of this kind need not look again.
             fit.hopeless = True
-        else:
+        elif fit.to_come:
             fit.most[claim.urgent] = board.most_work(ask, fit, claim)
     passed: list[Action] = []
     if snapshot.goal == "jct" and snapshot.running:

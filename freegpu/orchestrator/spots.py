@@ -52,6 +52,8 @@ CLOSEST_S = 360.0
 #: longer than any computation; keeps the arithmetic finite
 _AGE_S = 1e10
 _DAY_S = 86400.0
+#: windows whose length the calendar gives
+_PERIODS = {WindowKind.FIXED_WEEKLY: 7 * _DAY_S, WindowKind.MONTHLY: 30.4 * _DAY_S}
 #: quotas are spoken of in hours: below this a span is not put into days
 _DAYS_FROM_S = 72 * 3600.0
 
@@ -85,6 +87,8 @@ class Kind:
     def refused(self, platform: str) -> str:
         """Why this platform is out of the question, "" if it is not."""
         allowed = self.needs.platforms
+        if not allowed and not self.avoid:
+            return ""
         if allowed and platform not in allowed:
             return f"the job allows only {_either(allowed)}"
         why = dict(self.avoid).get(platform)
@@ -148,14 +152,9 @@ class Budget:
         window = balance.window
         if window.kind in (WindowKind.NONE, WindowKind.PER_SESSION) or balance.left_s is None:
             return cls()
-        moving = min(_AGE_S, _amount(window.period_s, 7 * _DAY_S))
-        periods = {
-            WindowKind.FIXED_WEEKLY: 7 * _DAY_S,
-            WindowKind.MONTHLY: 30.4 * _DAY_S,
-            WindowKind.ROLLING: moving,
-            WindowKind.FROM_FIRST_USE: moving,
-        }
-        period = periods.get(window.kind)
+        period = _PERIODS.get(window.kind)
+        if window.kind in (WindowKind.ROLLING, WindowKind.FROM_FIRST_USE):
+            period = min(_AGE_S, _amount(window.period_s, 7 * _DAY_S))
         refill_in = None if balance.resets_at is None else seconds_until(balance.resets_at, now)
         return cls(
             left_s=_amount(balance.left_s, 0.0),
@@ -187,6 +186,9 @@ class Spot:
     kind: SpotKind
     offer: Offer
     budget: Budget
+    #: which jobs it fits, and whose it is
+    shape: Shape
+    login: Login
     #: quota seconds a second of session, and the longest session, seconds
     rate: float
     limit_s: float
@@ -207,8 +209,6 @@ class Spot:
     kept_open_s: float = 0.0
     #: sessions there are lost so often, per second
     loss_rate: float = 0.0
-    #: what the PyTorch there was built for, as agents reported it; empty: nobody knows
-    archs: tuple[str, ...] = ()
     #: slots that are still free (planned), sessions that may still be started (new)
     free: float = 1
     gone: bool = False
@@ -245,16 +245,19 @@ class Spot:
         figures = None if place is None else place.learned.get(offer.pool)
         seen = None if figures is None else figures.session
         usual = None if seen is None else seen.median_s
+        archs = () if place is None else place.archs.get(offer.card, place.archs.get("", ()))
+        card = offer.card if offer.count >= 1 else ""
         return cls(
             kind=kind,
             offer=offer,
             budget=budget,
+            shape=(card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, archs),
+            login=(offer.platform, offer.account),
             rate=min(_AGE_S, _amount(offer.rate, 1.0)),
             limit_s=min(longest, _amount(offer.session_limit_s, math.inf)),
             delay_s=_finite(offer.start_delay_s),
             soft_s=_amount(usual, math.inf),
             loss_rate=0.0 if place is None else _loss_rate(place),
-            archs=() if place is None else place.archs.get(offer.card, place.archs.get("", ())),
             soft_text="" if seen is None or usual is None else seen.text,
         )
 
@@ -263,17 +266,6 @@ class Spot:
         """How long a session may last by the quota, seconds."""
         left = self.budget.left_s + self.reserved_s
         return left / self.rate if self.rate > 0 else math.inf
-
-    @property
-    def shape(self) -> Shape:
-        """Which jobs it fits."""
-        offer = self.offer
-        card = offer.card if offer.count >= 1 else ""
-        return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, self.archs)
-
-    @property
-    def login(self) -> tuple[str, str]:
-        return (self.offer.platform, self.offer.account)
 
     @property
     def name(self) -> str:
@@ -348,8 +340,11 @@ def blocked(place: Place, now: datetime) -> str:
 
 def seconds_until(moment: datetime, now: datetime) -> float:
     """From now to then; a time without a zone is read as UTC."""
-    first, second = (t if t.tzinfo else t.replace(tzinfo=UTC) for t in (moment, now))
-    return (first - second).total_seconds()
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    if now.tzinfo is None:
+        now = now.replace(tzinfo=UTC)
+    return (moment - now).total_seconds()
 
 
 def _card_fault(needs: Needs, card: str) -> tuple[str, int]:
@@ -403,8 +398,12 @@ def span_text(seconds: float) -> str:
 
 def _amount(value: float | None, default: float) -> float:
     """A length that is not negative; what is missing or not a number becomes the default."""
-    return default if value is None or math.isnan(value) else max(0.0, value)
+    if value is None or math.isnan(value):
+        return default
+    return value if value > 0.0 else 0.0
 
 
 def _finite(value: float) -> float:
+    if 0.0 < value < _AGE_S:
+        return value
     return min(_AGE_S, _amount(value, 0.0))

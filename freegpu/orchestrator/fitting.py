@@ -1,0 +1,127 @@
+"""Which machines fit what a job needs, how fast they are for it, and which platforms are its homes. Pure.
+
+Judged once for all jobs with equal needs, and remembered while the machines on offer are those of before: at most ticks
+they are. Nothing here depends on the time, on quotas or on who runs where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import median_low
+
+from freegpu import cards
+from freegpu.jobs.model import Needs
+from freegpu.orchestrator.spots import Kind, Login, Shape, Spot, misfit
+from freegpu.orchestrator.turns import Paces
+
+__all__ = ["Fitting", "Judged", "fitting"]
+
+#: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere
+HOME = 8.0
+#: needs that are remembered for one set of machines
+MOST = 100_000
+
+#: logins where sessions may be started, each with the shapes of its machines
+Able = tuple[tuple[Login, tuple[Shape, ...]], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """What jobs with some needs find among the machines on offer, platforms not considered."""
+
+    #: shapes that fit, with their place in the job's list of cards
+    choices: Mapping[Shape, int]
+    #: the same with seconds per T4 second
+    seconds: Mapping[Shape, float]
+    #: the best and a middling one of these; None: nothing fits
+    paces: Paces | None
+    #: platforms where these jobs run at a speed worth it, without a person's help
+    homes: frozenset[Login]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Fitting:
+    """One set of machines, and what was found of it."""
+
+    shapes: tuple[Shape, ...]
+    able: Able
+    _judged: dict[Needs, Judged] = field(default_factory=dict)
+    _sole: dict[Needs, Login | None] = field(default_factory=dict)
+
+    def of(self, needs: Needs) -> Judged:
+        """What fits these needs."""
+        found = self._judged.get(needs)
+        if found is None:
+            if len(self._judged) >= MOST:
+                self._judged.clear()
+            found = self._judged[needs] = self._judge(needs)
+        return found
+
+    def homes(self, kind: Kind) -> frozenset[Login]:
+        """The homes of jobs of this kind, which may not go everywhere."""
+        judged = self.of(kind.needs)
+        if not kind.narrow:
+            return judged.homes
+        able = [entry for entry in self.able if not kind.refused(entry[0][0])]
+        return _homes(able, judged.seconds)
+
+    def sole(self, every: Iterable[Needs]) -> frozenset[Login]:
+        """Platforms that are the only home of jobs with one of these needs; not by the user's own choice."""
+        known = self._sole
+        found = set()
+        for needs in every:
+            try:
+                found.add(known[needs])
+            except KeyError:
+                if len(known) >= MOST:
+                    known.clear()
+                free = replace(needs, platforms=()) if needs.platforms else needs
+                homes = self.of(free).homes
+                known[needs] = next(iter(homes)) if len(homes) == 1 else None
+                found.add(known[needs])
+        return frozenset(login for login in found if login is not None)
+
+    def _judge(self, needs: Needs) -> Judged:
+        choices = {}
+        for shape in self.shapes:
+            fault, choice = misfit(needs, shape)
+            if not fault:
+                choices[shape] = choice
+        seconds = {shape: 1 / cards.speed(shape[0], needs.workload) for shape in choices}
+        return Judged(
+            choices=choices,
+            seconds=seconds,
+            paces=Paces(min(seconds.values()), median_low(seconds.values())) if seconds else None,
+            homes=_homes(self.able, seconds),
+        )
+
+
+def fitting(spots: Iterable[Spot]) -> Fitting:
+    """What is known of these machines."""
+    every: dict[Shape, None] = {}
+    able: dict[Login, dict[Shape, None]] = {}
+    for spot in spots:
+        every[spot.shape] = None
+        if not spot.attended and not spot.closed:
+            able.setdefault(spot.login, {})[spot.shape] = None
+    return _fitting(tuple(every), tuple((login, tuple(shapes)) for login, shapes in able.items()))
+
+
+@lru_cache(maxsize=16)
+def _fitting(shapes: tuple[Shape, ...], able: Able) -> Fitting:
+    return Fitting(shapes=shapes, able=able)
+
+
+def _homes(
+    able: Iterable[tuple[Login, tuple[Shape, ...]]], seconds: Mapping[Shape, float]
+) -> frozenset[Login]:
+    """A processor is no home for what wants a card's speed."""
+    best = {
+        login: min(fits)
+        for login, shapes in able
+        if (fits := [seconds[shape] for shape in shapes if shape in seconds])
+    }
+    least = min(best.values(), default=0.0)
+    return frozenset(login for login, pace in best.items() if pace <= HOME * least)
