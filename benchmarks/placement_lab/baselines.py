@@ -11,7 +11,6 @@ from datetime import datetime
 from freegpu import cards
 from freegpu.adapters.base import Offer
 from freegpu.orchestrator.forecast import Policy
-from freegpu.orchestrator.forecast.state import shape_of
 from freegpu.orchestrator.model import (
     Action,
     Assign,
@@ -22,7 +21,7 @@ from freegpu.orchestrator.model import (
     Waiting,
 )
 from freegpu.orchestrator.placement import decide
-from freegpu.orchestrator.spots import Ask, Kind, Shape, blocked, unfit
+from freegpu.orchestrator.spots import Ask, Kind, Shape, blocked, shape_of, unfit
 
 #: a new session lasts so long, or as long as its job needs, seconds
 LEAST_S = 3600.0

@@ -8,17 +8,20 @@ most one slot a newcomer, never from a job that has just begun or whose deadline
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from freegpu import cards
 from freegpu.orchestrator.model import Action, Assignment, Move, Running, Waiting
 from freegpu.orchestrator.spots import (
     Ask,
-    Kind,
+    Shape,
     Spot,
     SpotKind,
+    length,
     seconds_until,
+    shape_of,
     span_text,
     unfit,
 )
@@ -40,17 +43,21 @@ class _Lane:
     #: what its job has to go there, seconds, and the same by weight
     left_s: float
     heavy_s: float
+    #: what its machine is, for who fits it
+    shape: Shape
 
 
 def keep_open(spots: Iterable[Spot], running: Iterable[Running]) -> None:
     """Tell free slots of live sessions how long the other slots keep their session open anyway."""
+    live = [spot for spot in spots if spot.kind is SpotKind.LIVE]
+    if not live:
+        return
     longest: dict[str, float] = {}
     for one in running:
         left = min(_left(one), math.inf if one.left_s is None else one.left_s)
         longest[one.session] = max(longest.get(one.session, 0.0), left)
-    for spot in spots:
-        if spot.kind is SpotKind.LIVE:
-            spot.kept_open_s = longest.get(spot.session, 0.0)
+    for spot in live:
+        spot.kept_open_s = longest.get(spot.session, 0.0)
 
 
 def find(
@@ -60,15 +67,21 @@ def find(
 ) -> list[Action]:
     """Which slots pass on to which of the jobs that found no place: (job, its ask, endangered)."""
     lanes = _lanes(running, now)
+    there = {lane.running.offer.card for lane in lanes}
     found: list[Action] = []
     for job, ask, pressed in waiting:
         if not lanes:
             break
         times = TIMES_ENDANGERED if pressed else TIMES
+        heft = weight(job.priority)
         # lanes are sorted: if the longest of them is not long enough, none is
-        if lanes[0].heavy_s < times * LEAST_H * 3600 / weight(job.priority):
+        if lanes[0].heavy_s < times * LEAST_H * 3600 / heft:
             continue
-        lane = next((x for x in lanes if _passes(x, job, ask, times)), None)
+        takes = {card: ask.work_s / ask.speed(card) for card in there}
+        if lanes[0].heavy_s < times * min(takes.values()) / heft:
+            continue
+        wanted = {card: times * max(took, LEAST_H * 3600) / heft for card, took in takes.items()}
+        lane = next((x for x in lanes if _passes(x, job, ask, takes, wanted)), None)
         if lane is None:
             continue
         lanes.remove(lane)
@@ -84,33 +97,41 @@ def find(
     return found
 
 
-def _passes(lane: _Lane, job: Waiting, ask: Ask, times: float) -> bool:
+def _passes(
+    lane: _Lane, job: Waiting, ask: Ask, takes: Mapping[str, float], wanted: Mapping[str, float]
+) -> bool:
+    """`takes`, `wanted`: by card, how long the job would take there and how heavy its victim must be, seconds."""
     running = lane.running
+    card = running.offer.card
+    if not lane.heavy_s >= wanted[card]:
+        return False
+    room = math.inf if running.left_s is None else running.left_s
+    if takes[card] + ask.kind.grace_s + running.job.grace_s > room:
+        return False
     if job.id == running.job.id or ask.kind.refused(running.offer.platform):
         return False
-    if unfit(ask.kind, Spot.of_running(running).shape)[0]:
-        return False
-    took = _seconds(ask, running)
-    room = math.inf if running.left_s is None else running.left_s
-    if took + ask.kind.grace_s + running.job.grace_s > room:
-        return False
-    return lane.heavy_s >= times * max(took, LEAST_H * 3600) / weight(job.priority)
+    return not unfit(ask.kind, lane.shape)[0]
 
 
 def _lanes(running: Iterable[Running], now: datetime) -> list[_Lane]:
     found = []
     for one in running:
+        if one.held_s < HELD_S or one.offer.sealed:
+            continue
         deadline = one.job.deadline
-        alive = deadline is not None and seconds_until(deadline, now) > 0
-        if one.held_s < HELD_S or alive or one.offer.sealed:
+        if deadline is not None and seconds_until(deadline, now) > 0:
             continue
         left = _left(one)
-        found.append(_Lane(one, left, left / weight(one.job.priority)))
+        heavy = left / weight(one.job.priority)
+        found.append(_Lane(one, left, heavy, shape_of(one.offer)))
     return sorted(found, key=lambda lane: (-lane.heavy_s, lane.running.session, lane.running.slot))
 
 
 def _left(running: Running) -> float:
-    return _seconds(Ask.of(running.job, Kind.of(running.job)), running)
+    job, card = running.job, running.offer.card
+    seen = job.speeds.get(card, 0.0)
+    speed = seen if seen > 0 else cards.speed(card, job.needs.workload)
+    return length(job)[0] / speed
 
 
 def _seconds(ask: Ask, running: Running) -> float:

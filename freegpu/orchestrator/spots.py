@@ -17,7 +17,7 @@ from functools import lru_cache
 from freegpu import cards
 from freegpu.adapters.base import Offer, WindowKind
 from freegpu.jobs.model import Accelerator, Needs
-from freegpu.orchestrator.model import Balance, FreeSlot, Place, Running, Waiting
+from freegpu.orchestrator.model import Balance, FreeSlot, Place, Waiting
 
 __all__ = [
     "Ask",
@@ -28,8 +28,10 @@ __all__ = [
     "Spot",
     "SpotKind",
     "blocked",
+    "length",
     "misfit",
     "seconds_until",
+    "shape_of",
     "span_text",
     "unfit",
 ]
@@ -112,7 +114,7 @@ class Ask:
     @classmethod
     def of(cls, job: Waiting, kind: Kind) -> Ask:
         """Learned from its own progress, else estimated, else assumed."""
-        work, assumed = _length(job)
+        work, assumed = length(job)
         save = SAVE_S if job.save_s is None else _finite(job.save_s)
         return cls(kind=kind, work_s=work, assumed=assumed, save_s=save, speeds=job.speeds)
 
@@ -122,7 +124,7 @@ class Ask:
         return seen if seen > 0 else cards.speed(card, self.kind.needs.workload)
 
 
-def _length(job: Waiting) -> tuple[float, bool]:
+def length(job: Waiting) -> tuple[float, bool]:
     """(T4 seconds that remain, whether that is an assumption)."""
     if job.remaining_t4_s is not None and not math.isnan(job.remaining_t4_s):
         return _finite(job.remaining_t4_s), False
@@ -179,6 +181,12 @@ class SpotKind(IntEnum):
 Shape = tuple[str, float, float, float, float, tuple[str, ...]]
 
 
+def shape_of(offer: Offer, archs: tuple[str, ...] = ()) -> Shape:
+    """What decides whether a job fits a session of this offer; `archs`: empty where nobody knows."""
+    card = offer.card if offer.count >= 1 else ""
+    return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, archs)
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class Spot:
     """One place that a job could go to, as long as it is not gone."""
@@ -230,11 +238,6 @@ class Spot:
         return spot
 
     @classmethod
-    def of_running(cls, running: Running) -> Spot:
-        """A slot that is taken."""
-        return cls._of(SpotKind.LIVE, running.offer, None, Budget())
-
-    @classmethod
     def of_planned(cls, new: Spot) -> Spot:
         """The slots of a session that is about to be started."""
         return replace(new, kind=SpotKind.PLANNED, free=new.offer.count)
@@ -246,12 +249,11 @@ class Spot:
         seen = None if figures is None else figures.session
         usual = None if seen is None else seen.median_s
         archs = () if place is None else place.archs.get(offer.card, place.archs.get("", ()))
-        card = offer.card if offer.count >= 1 else ""
         return cls(
             kind=kind,
             offer=offer,
             budget=budget,
-            shape=(card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, archs),
+            shape=shape_of(offer, archs),
             login=(offer.platform, offer.account),
             rate=min(_AGE_S, _amount(offer.rate, 1.0)),
             limit_s=min(longest, _amount(offer.session_limit_s, math.inf)),

@@ -24,7 +24,6 @@ from freegpu.orchestrator.forecast.state import (
     Seat,
     SessionNow,
     What,
-    shape_of,
 )
 from freegpu.orchestrator.forecast.world import (
     Outcome,
@@ -41,7 +40,7 @@ from freegpu.orchestrator.model import (
     Snapshot,
     StartSession,
 )
-from freegpu.orchestrator.spots import Kind, Shape, unfit
+from freegpu.orchestrator.spots import Kind, Shape, shape_of, unfit
 
 #: what decides; the real one is placement.decide
 Policy = Callable[[Snapshot, datetime], Sequence[Action]]
