@@ -56,7 +56,7 @@ class Greedy:
 
     def __call__(self, snapshot: Snapshot, now: datetime) -> list[Action]:
         board = _Board(snapshot, now)
-        asks = [(job, Ask.of(job, Kind.of(job))) for job in snapshot.waiting]
+        asks = [(job, Ask.of(job)) for job in snapshot.waiting]
         asks.sort(key=lambda entry: (*self.order(*entry), entry[0].seq))
         for job, ask in asks:
             seats = board.seats(ask)

@@ -164,16 +164,16 @@ class Board:
             fitting=fitting(spots),
             openings=openings,
         )
-        board.count()
+        board.look()
         return board
 
     def queue(self, waiting: Sequence[Waiting]) -> list[tuple[Turn, Waiting, Ask, Fit]]:
         """Every job, in the order in which they choose."""
         found = []
         for job in waiting:
-            fit = self.fit(Kind.of(job))
+            ask = Ask.of(job)
+            fit = self.fit(ask.kind)
             fit.to_come += 1
-            ask = Ask.of(job, fit.kind)
             rank = turn(job, ask, fit.paces, len(fit.homes), self.now, self.snapshot.goal)
             found.append((rank, job, ask, fit))
         return sorted(found, key=lambda entry: entry[0])
@@ -335,6 +335,13 @@ class Board:
         spot.free -= 1
 
     def count(self) -> None:
+        """After something was taken: note what quota is left, and the same as `look`."""
+        for spot in self.spots:
+            if not spot.gone:
+                spot.measure()
+        self.look()
+
+    def look(self) -> None:
         """Note which spots are gone, and whether any is left."""
         for spot in self.spots:
             if not spot.gone:

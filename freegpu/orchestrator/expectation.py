@@ -110,7 +110,7 @@ def expect(ask: Ask, spot: Spot, choice: int = 0, price_s: float = 0.0) -> Outlo
 
 def too_short(kind: Kind, spot: Spot) -> bool:
     """Whether no job of this kind gets anything done in the first session there."""
-    return _room(spot) < _least(kind, spot)
+    return spot.room_s < _least(kind, spot)
 
 
 def dust(ask: Ask, spot: Spot) -> bool:
@@ -126,11 +126,6 @@ def dust(ask: Ask, spot: Spot) -> bool:
         return False
     worth = TRICKLE_S if spot.budget.trickles else WORTH_S
     return spot.quota_s < spot.delay_s + ask.kind.grace_s + min(worth, ask.work_s / spot.speed(ask))
-
-
-def _room(spot: Spot) -> float:
-    """How long the first session there lasts from now, seconds."""
-    return spot.left_s if spot.kind is SpotKind.LIVE else min(spot.limit_s, spot.quota_s)
 
 
 def _least(kind: Kind, spot: Spot) -> float:

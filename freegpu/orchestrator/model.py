@@ -324,8 +324,15 @@ class Figures:
 # --- the snapshot that decide() sees ---------------------------------------------------------------------
 
 
+class _Remembers:
+    """Room for what a decision works out of a value that does not change. It is no field."""
+
+    __slots__ = ("memo",)
+    memo: Any
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class Waiting(_Remembers):
     """A job that wants a slot now."""
 
     id: str

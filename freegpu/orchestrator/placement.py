@@ -64,8 +64,8 @@ def explain(job: Waiting, snapshot: Snapshot, now: datetime) -> list[Score]:
     person must start is not feasible to freegpu, and still has its expected finish.
     """
     board = Board.of(snapshot, now)
-    fit = board.fit(Kind.of(job))
-    ask = Ask.of(job, fit.kind)
+    ask = Ask.of(job)
+    fit = board.fit(ask.kind)
     claim = board.claim(job, ask, fit)
     scores = [outlook.score(ask, spot) for spot, outlook in board.ranked(ask, fit, claim)]
     rest = [(spot, board.explained(ask, spot, claim)) for spot in board.spots]

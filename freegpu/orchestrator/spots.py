@@ -17,7 +17,7 @@ from functools import lru_cache
 from freegpu import cards
 from freegpu.adapters.base import Offer, WindowKind
 from freegpu.jobs.model import Accelerator, Needs
-from freegpu.orchestrator.model import Balance, FreeSlot, Place, Waiting
+from freegpu.orchestrator.model import Balance, FreeSlot, Learned, Place, Waiting
 
 __all__ = [
     "Ask",
@@ -60,13 +60,27 @@ _PERIODS = {WindowKind.FIXED_WEEKLY: 7 * _DAY_S, WindowKind.MONTHLY: 30.4 * _DAY
 _DAYS_FROM_S = 72 * 3600.0
 
 
+class _Hashed:
+    """Room for a hash that is computed once."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class Kind(_Hashed):
     """What decides whether a place fits. Jobs of one kind are judged once."""
 
     needs: Needs
     grace_s: float
     avoid: tuple[tuple[str, str], ...]
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash((self.needs, self.grace_s, self.avoid)))
+            return self._hash
 
     @classmethod
     def of(cls, job: Waiting) -> Kind:
@@ -112,11 +126,18 @@ class Ask:
     speeds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: Waiting, kind: Kind) -> Ask:
+    def of(cls, job: Waiting) -> Ask:
         """Learned from its own progress, else estimated, else assumed."""
-        work, assumed = length(job)
-        save = SAVE_S if job.save_s is None else _finite(job.save_s)
-        return cls(kind=kind, work_s=work, assumed=assumed, save_s=save, speeds=job.speeds)
+        try:
+            known: Ask = job.memo
+        except AttributeError:
+            work, assumed = length(job)
+            save = SAVE_S if job.save_s is None else _finite(job.save_s)
+            kind = Kind.of(job)
+            known = cls(kind=kind, work_s=work, assumed=assumed, save_s=save, speeds=job.speeds)
+            # a job that waits is asked about again and again, and does not change
+            object.__setattr__(job, "memo", known)
+        return known
 
     def speed(self, card: str) -> float:
         """Of this job on a card, relative to a T4."""
@@ -222,12 +243,23 @@ class Spot:
     gone: bool = False
     #: place in the order of names; breaks ties
     rank: int = 0
+    #: how long a session may last by the quota, and how long the first one lasts from now, seconds: see `measure`
+    quota_s: float = math.inf
+    room_s: float = math.inf
+
+    def measure(self) -> None:
+        """Note how long sessions may be now; to be called again when quota was taken."""
+        if self.rate > 0:
+            self.quota_s = (self.budget.left_s + self.reserved_s) / self.rate
+        new = self.kind is not SpotKind.LIVE
+        self.room_s = min(self.limit_s, self.quota_s) if new else self.left_s
 
     @classmethod
     def of_slot(cls, slot: FreeSlot, place: Place | None, budget: Budget) -> Spot:
         spot = cls._of(SpotKind.LIVE, slot.offer, place, budget)
         spot.session, spot.slot = slot.session, slot.slot
         spot.left_s = _amount(slot.left_s, math.inf)
+        spot.measure()
         return spot
 
     @classmethod
@@ -235,6 +267,7 @@ class Spot:
         spot = cls._of(SpotKind.NEW, offer, place, budget)
         spot.closed, spot.attended = blocked(place, now), place.capabilities.attended
         spot.free = math.inf if offer.available is None else max(0, offer.available)
+        spot.measure()
         return spot
 
     @classmethod
@@ -244,11 +277,17 @@ class Spot:
 
     @classmethod
     def _of(cls, kind: SpotKind, offer: Offer, place: Place | None, budget: Budget) -> Spot:
-        longest = math.inf if place is None else _amount(place.capabilities.max_session_s, math.inf)
-        figures = None if place is None else place.learned.get(offer.pool)
-        seen = None if figures is None else figures.session
+        longest, loss_rate = math.inf, 0.0
+        archs: tuple[str, ...] = ()
+        seen: Learned | None = None
+        if place is not None:
+            longest = _amount(place.capabilities.max_session_s, math.inf)
+            loss_rate = _loss_rate(place)
+            if place.learned and (figures := place.learned.get(offer.pool)) is not None:
+                seen = figures.session
+            if place.archs:
+                archs = place.archs.get(offer.card, place.archs.get("", ()))
         usual = None if seen is None else seen.median_s
-        archs = () if place is None else place.archs.get(offer.card, place.archs.get("", ()))
         return cls(
             kind=kind,
             offer=offer,
@@ -259,15 +298,9 @@ class Spot:
             limit_s=min(longest, _amount(offer.session_limit_s, math.inf)),
             delay_s=_finite(offer.start_delay_s),
             soft_s=_amount(usual, math.inf),
-            loss_rate=0.0 if place is None else _loss_rate(place),
+            loss_rate=loss_rate,
             soft_text="" if seen is None or usual is None else seen.text,
         )
-
-    @property
-    def quota_s(self) -> float:
-        """How long a session may last by the quota, seconds."""
-        left = self.budget.left_s + self.reserved_s
-        return left / self.rate if self.rate > 0 else math.inf
 
     @property
     def name(self) -> str:
