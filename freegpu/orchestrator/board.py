@@ -12,11 +12,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from freegpu.adapters.base import Offer
 from freegpu.orchestrator import moves, reserve
-from freegpu.orchestrator.expectation import DUST, SHORT, Outlook, dust, expect, too_short
+from freegpu.orchestrator.expectation import (
+    DUST,
+    SHORT,
+    Outlook,
+    dust,
+    expect,
+    shorter,
+    too_short,
+)
 from freegpu.orchestrator.fitting import Fitting, fitting
 from freegpu.orchestrator.model import (
     Assign,
@@ -34,6 +43,7 @@ from freegpu.orchestrator.spots import (
     Shape,
     Spot,
     SpotKind,
+    least_s,
     unfit,
 )
 from freegpu.orchestrator.turns import Paces, Turn, turn, urgent
@@ -86,6 +96,8 @@ class Fit:
     most: dict[bool, float] = field(default_factory=dict)
     #: how many of these jobs have not had their turn
     to_come: int = 0
+    #: how much had been taken when `spots` was looked through last
+    looked: int = -1
     #: sessions started by this call that were looked at
     seen: int = 0
 
@@ -113,10 +125,16 @@ class Board:
     fitting: Fitting
     #: sessions that a login may still open, and how many it may have
     openings: dict[Login, tuple[int, int]]
+    #: spots that some job could have when the decision began; too short ones are out for jobs with this grace
+    open: list[Spot] = field(default_factory=list)
+    grace_s: float = -1.0
     fits: dict[Kind, Fit] = field(default_factory=dict)
     assigned: list[Assign] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     spent: bool = False
+    #: how often something was taken
+    taken: int = 0
+    _claims: dict[tuple[frozenset[Login], bool], reserve.Claim] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> Board:
@@ -165,53 +183,58 @@ class Board:
             openings=openings,
         )
         board.look()
+        board.open = [spot for spot in spots if not spot.gone]
         return board
 
     def queue(self, waiting: Sequence[Waiting]) -> list[tuple[Turn, Waiting, Ask, Fit]]:
         """Every job, in the order in which they choose."""
+        asks = [Ask.of(job) for job in waiting]
+        # where the job that asks least gets nothing done, nobody does
+        self.grace_s = min((ask.kind.grace_s for ask in asks), default=0.0)
+        least = least_s(self.grace_s)
+        self.open = [spot for spot in self.open if not shorter(spot, least)]
+        now, goal = self.now, self.snapshot.goal
         found = []
-        for job in waiting:
-            ask = Ask.of(job)
+        for job, ask in zip(waiting, asks, strict=True):
             fit = self.fit(ask.kind)
             fit.to_come += 1
-            rank = turn(job, ask, fit.paces, len(fit.homes), self.now, self.snapshot.goal)
+            rank = turn(job, ask, fit.paces, len(fit.homes), now, goal)
             found.append((rank, job, ask, fit))
-        return sorted(found, key=lambda entry: entry[0])
+        found.sort(key=itemgetter(0))
+        return found
 
     def claim(self, job: Waiting, ask: Ask, fit: Fit) -> reserve.Claim:
         """What the job may take of what is kept."""
         presses = fit.paces is not None and urgent(job, ask, fit.paces, self.now)
-        return reserve.Claim(homes=fit.homes, urgent=presses)
+        found = self._claims.get((fit.homes, presses))
+        if found is None:
+            found = reserve.Claim(homes=fit.homes, urgent=presses)
+            self._claims[fit.homes, presses] = found
+        return found
 
     @cached_property
     def sole(self) -> frozenset[Login]:
         """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
-        every = {job.needs for job in self.snapshot.waiting}
-        every.update(running.job.needs for running in self.snapshot.running)
-        every.update(self.snapshot.lately)
-        return self.fitting.sole(every)
+        jobs = [job.needs for job in self.snapshot.waiting]
+        jobs += [running.job.needs for running in self.snapshot.running]
+        return self.fitting.sole(jobs) | self.fitting.sole_lately(self.snapshot.lately)
 
     def fit(self, kind: Kind) -> Fit:
         """What fits jobs of this kind; looked at once, by shape."""
         found = self.fits.get(kind)
         if found is None:
-            judged = self.fitting.of(kind.needs)
-            choices = judged.choices
-            spots = self.open
-            some = bool(choices)
+            judged = self.fitting.of_kind(kind)
+            choices, spots = judged.choices, self.open
             if kind.narrow:
-                some = any(
-                    spot.shape in choices and not kind.refused(spot.offer.platform)
-                    for spot in self.spots
-                )
                 spots = [spot for spot in spots if not kind.refused(spot.offer.platform)]
             found = self.fits[kind] = Fit(
                 kind=kind,
                 spots=[(spot, choices[spot.shape]) for spot in spots if spot.shape in choices],
                 choices=choices,
-                paces=judged.paces if some else None,
-                homes=self.fitting.homes(kind),
-                hopeless=not some,
+                paces=judged.paces,
+                homes=judged.homes,
+                hopeless=judged.paces is None,
+                looked=0 if kind.grace_s == self.grace_s and not self.taken else -1,
             )
         return found
 
@@ -222,11 +245,6 @@ class Board:
         if fault := fault or self.shut(ask.kind, spot):
             return Outlook(fault=fault, choice=choice)
         return self.outlook(ask, spot, choice, claim)
-
-    @cached_property
-    def open(self) -> list[Spot]:
-        """Spots that were to be had when the decision began."""
-        return [spot for spot in self.spots if not spot.gone]
 
     def shut(self, kind: Kind, spot: Spot) -> str:
         """Why no job of this kind gets it now, "" if one may. It stays so while we decide."""
@@ -253,8 +271,14 @@ class Board:
         if spot.attended or dust(ask, spot):
             return None
         units = reserve.cost(ask, spot)
-        if units > 0 and units > reserve.allowance(spot, claim, self.sole):
-            return None
+        if units > 0:
+            whose = (claim.homes, claim.urgent)
+            allowed = spot.allowances.get(whose)
+            if allowed is None:
+                allowed = reserve.allowance(spot, claim, self.sole)
+                spot.allowances[whose] = allowed
+            if units > allowed:
+                return None
         return expect(ask, spot, choice, reserve.price(units, spot) if units else 0.0)
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
@@ -282,9 +306,9 @@ class Board:
         """What this job could take, best first."""
         fit.welcome(self.started)
         # What is gone (full, closed) or too short for this kind of job stays so while we decide.
-        fit.spots = [
-            entry for entry in fit.spots if not entry[0].gone and not too_short(fit.kind, entry[0])
-        ]
+        if fit.looked != self.taken:
+            fit.looked, kind = self.taken, fit.kind
+            fit.spots = [e for e in fit.spots if not e[0].gone and not too_short(kind, e[0])]
         found = [
             (spot, outlook)
             for spot, choice in fit.spots
@@ -336,6 +360,7 @@ class Board:
 
     def count(self) -> None:
         """After something was taken: note what quota is left, and the same as `look`."""
+        self.taken += 1
         for spot in self.spots:
             if not spot.gone:
                 spot.measure()

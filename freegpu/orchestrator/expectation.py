@@ -15,7 +15,7 @@ from freegpu import cards
 from freegpu.orchestrator.model import Score
 from freegpu.orchestrator.spots import Ask, Kind, Spot, SpotKind, span_text
 
-__all__ = ["DUST", "SHORT", "Outlook", "dust", "expect", "too_short"]
+__all__ = ["DUST", "SHORT", "Outlook", "dust", "expect", "shorter", "too_short"]
 
 #: work that a quota which never comes back leaves over waits this long, for ranking: somewhere a week turns
 ELSEWHERE_S = 7 * 86400.0
@@ -110,7 +110,12 @@ def expect(ask: Ask, spot: Spot, choice: int = 0, price_s: float = 0.0) -> Outlo
 
 def too_short(kind: Kind, spot: Spot) -> bool:
     """Whether no job of this kind gets anything done in the first session there."""
-    return spot.room_s < _least(kind, spot)
+    return shorter(spot, kind.least_s)
+
+
+def shorter(spot: Spot, least_s: float) -> bool:
+    """Whether the first session there holds less than this after its start."""
+    return spot.room_s < least_s + (0.0 if spot.kind is SpotKind.LIVE else spot.delay_s)
 
 
 def dust(ask: Ask, spot: Spot) -> bool:
@@ -118,11 +123,7 @@ def dust(ask: Ask, spot: Spot) -> bool:
 
     On a quota that comes back bit by bit sessions would otherwise double, each of them mostly start.
     """
-    if (
-        spot.kind is not SpotKind.NEW
-        or spot.quota_s >= spot.limit_s
-        or spot.budget.refill_in_s is None
-    ):
+    if not spot.poor:
         return False
     worth = TRICKLE_S if spot.budget.trickles else WORTH_S
     return spot.quota_s < spot.delay_s + ask.kind.grace_s + min(worth, ask.work_s / spot.speed(ask))

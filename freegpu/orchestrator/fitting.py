@@ -6,7 +6,7 @@ they are. Nothing here depends on the time, on quotas or on who runs where.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median_low
@@ -23,6 +23,8 @@ HOME = 8.0
 #: needs that are remembered for one set of machines
 MOST = 100_000
 
+#: (platform, shape) of all that is there
+Machines = tuple[tuple[str, Shape], ...]
 #: logins where sessions may be started, each with the shapes of its machines
 Able = tuple[tuple[Login, tuple[Shape, ...]], ...]
 
@@ -45,10 +47,13 @@ class Judged:
 class Fitting:
     """One set of machines, and what was found of it."""
 
-    shapes: tuple[Shape, ...]
+    machines: Machines
     able: Able
+    shapes: tuple[Shape, ...]
     _judged: dict[Needs, Judged] = field(default_factory=dict)
+    _kinds: dict[Kind, Judged] = field(default_factory=dict)
     _sole: dict[Needs, Login | None] = field(default_factory=dict)
+    _asked: tuple[Sequence[Needs], frozenset[Login]] = ((), frozenset())
 
     def of(self, needs: Needs) -> Judged:
         """What fits these needs."""
@@ -59,13 +64,35 @@ class Fitting:
             found = self._judged[needs] = self._judge(needs)
         return found
 
-    def homes(self, kind: Kind) -> frozenset[Login]:
-        """The homes of jobs of this kind, which may not go everywhere."""
+    def of_kind(self, kind: Kind) -> Judged:
+        """The same where some platforms may be out of the question; no paces: nothing fits on the others."""
+        found = self._kinds.get(kind)
+        if found is None:
+            if len(self._kinds) >= MOST:
+                self._kinds.clear()
+            found = self._kinds[kind] = self._narrowed(kind)
+        return found
+
+    def _narrowed(self, kind: Kind) -> Judged:
         judged = self.of(kind.needs)
         if not kind.narrow:
-            return judged.homes
+            return judged
+        some = any(
+            shape in judged.choices and not kind.refused(platform)
+            for platform, shape in self.machines
+        )
         able = [entry for entry in self.able if not kind.refused(entry[0][0])]
-        return _homes(able, judged.seconds)
+        return replace(
+            judged,
+            paces=judged.paces if some else None,
+            homes=_homes(able, judged.seconds),
+        )
+
+    def sole_lately(self, lately: Sequence[Needs]) -> frozenset[Login]:
+        """`sole` of a list that is often the very one of the last time."""
+        if self._asked[0] is not lately:
+            self._asked = (lately, self.sole(lately))
+        return self._asked[1]
 
     def sole(self, every: Iterable[Needs]) -> frozenset[Login]:
         """Platforms that are the only home of jobs with one of these needs; not by the user's own choice."""
@@ -100,18 +127,19 @@ class Fitting:
 
 def fitting(spots: Iterable[Spot]) -> Fitting:
     """What is known of these machines."""
-    every: dict[Shape, None] = {}
+    every: dict[tuple[str, Shape], None] = {}
     able: dict[Login, dict[Shape, None]] = {}
     for spot in spots:
-        every[spot.shape] = None
+        every[spot.offer.platform, spot.shape] = None
         if not spot.attended and not spot.closed:
             able.setdefault(spot.login, {})[spot.shape] = None
     return _fitting(tuple(every), tuple((login, tuple(shapes)) for login, shapes in able.items()))
 
 
 @lru_cache(maxsize=16)
-def _fitting(shapes: tuple[Shape, ...], able: Able) -> Fitting:
-    return Fitting(shapes=shapes, able=able)
+def _fitting(machines: Machines, able: Able) -> Fitting:
+    shapes = tuple(dict.fromkeys(shape for _, shape in machines))
+    return Fitting(machines=machines, able=able, shapes=shapes)
 
 
 def _homes(

@@ -8,7 +8,7 @@ job would take at a spot is computed in `expectation`; which one is chosen, in `
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -93,7 +93,7 @@ class Kind(_Hashed):
     @property
     def least_s(self) -> float:
         """What a session must hold after its start to be worth it: some work, then the grace."""
-        return self.grace_s + max(LEAST_WORK_S, self.grace_s / 2)
+        return least_s(self.grace_s)
 
     @property
     def narrow(self) -> bool:
@@ -109,6 +109,11 @@ class Kind(_Hashed):
             return f"the job allows only {_either(allowed)}"
         why = dict(self.avoid).get(platform)
         return "" if why is None else f"avoided for now: {why}" if why else "avoided for now"
+
+
+def least_s(grace_s: float) -> float:
+    """What a session must hold after its start for a job with this grace; grows with it."""
+    return grace_s + max(LEAST_WORK_S, grace_s / 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,13 +251,23 @@ class Spot:
     #: how long a session may last by the quota, and how long the first one lasts from now, seconds: see `measure`
     quota_s: float = math.inf
     room_s: float = math.inf
+    #: the quota lasts for less than a session, and more of it will come
+    poor: bool = False
+    #: what of the quota a job may take, by its claim, as far as somebody asked since the last look
+    allowances: dict[tuple[Collection[Login], bool], float] = field(default_factory=dict)
 
     def measure(self) -> None:
         """Note how long sessions may be now; to be called again when quota was taken."""
+        self.allowances = {}
         if self.rate > 0:
             self.quota_s = (self.budget.left_s + self.reserved_s) / self.rate
         new = self.kind is not SpotKind.LIVE
         self.room_s = min(self.limit_s, self.quota_s) if new else self.left_s
+        self.poor = (
+            self.kind is SpotKind.NEW
+            and self.quota_s < self.limit_s
+            and self.budget.refill_in_s is not None
+        )
 
     @classmethod
     def of_slot(cls, slot: FreeSlot, place: Place | None, budget: Budget) -> Spot:
