@@ -20,15 +20,20 @@ class Accelerator:
     count: int = 1
 
 
-class _Hashed:
-    """Room for a hash that is computed once. It is no field: it is neither written down nor copied."""
+class Remembers:
+    """Room in a frozen value for what was worked out of it once. It is no field: it is neither compared, written down nor
+    copied."""
 
-    __slots__ = ("_hash",)
-    _hash: int
+    __slots__ = ("memo",)
+    memo: Any
+
+    def remember(self, found: Any) -> None:
+        """To be called by whoever worked it out, and by nobody else for values of this class."""
+        object.__setattr__(self, "memo", found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Needs(_Hashed):
+class Needs(Remembers):
     """What a place must have for the job to run there. Equal needs are judged once for all jobs."""
 
     #: acceptable cards; empty: any card, and a CPU too unless `vram_gb` is set
@@ -52,12 +57,12 @@ class Needs(_Hashed):
     def __hash__(self) -> int:
         # a decision looks the same needs up thousands of times, and hashing all fields takes longer than the look-up
         try:
-            return self._hash
+            return self.memo  # type: ignore[no-any-return]
         except AttributeError:
             every = (self.accelerators, self.ordered, self.vram_gb, self.memory_gb, self.cpus)
             more = (self.disk_gb, self.platforms, self.workload, self.precision)
-            object.__setattr__(self, "_hash", hash((every, more)))
-            return self._hash
+            self.remember(hash((every, more)))
+            return hash((every, more))
 
     @property
     def allows_cpu(self) -> bool:

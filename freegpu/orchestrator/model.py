@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from freegpu.adapters.base import Capabilities, Offer, Window
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState, SessionState
-from freegpu.jobs.model import Estimate, JobSpec, Needs
+from freegpu.jobs.model import Estimate, JobSpec, Needs, Remembers
 
 #: who may have confirmed a checkpoint
 ORCHESTRATOR, STORE = "orchestrator", "store"
@@ -324,15 +324,8 @@ class Figures:
 # --- the snapshot that decide() sees ---------------------------------------------------------------------
 
 
-class _Remembers:
-    """Room for what a decision works out of a value that does not change. It is no field."""
-
-    __slots__ = ("memo",)
-    memo: Any
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting(_Remembers):
+class Waiting(Remembers):
     """A job that wants a slot now."""
 
     id: str

@@ -68,6 +68,8 @@ def find(
     """Which slots pass on to which of the jobs that found no place: (job, its ask, endangered)."""
     lanes = _lanes(running, now)
     there = {lane.running.offer.card for lane in lanes}
+    #: class of work -> the greatest speed of all cards there
+    fastest: dict[str, float] = {}
     found: list[Action] = []
     for job, ask, pressed in waiting:
         if not lanes:
@@ -77,9 +79,13 @@ def find(
         # lanes are sorted: if the longest of them is not long enough, none is
         if lanes[0].heavy_s < times * LEAST_H * 3600 / heft:
             continue
+        if not ask.speeds:
+            workload = ask.kind.needs.workload
+            if workload not in fastest:
+                fastest[workload] = max(cards.speed(card, workload) for card in there)
+            if lanes[0].heavy_s < times * (ask.work_s / fastest[workload]) / heft:
+                continue
         takes = {card: ask.work_s / ask.speed(card) for card in there}
-        if lanes[0].heavy_s < times * min(takes.values()) / heft:
-            continue
         wanted = {card: times * max(took, LEAST_H * 3600) / heft for card, took in takes.items()}
         lane = next((x for x in lanes if _passes(x, job, ask, takes, wanted)), None)
         if lane is None:

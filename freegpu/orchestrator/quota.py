@@ -371,7 +371,7 @@ def _rolling(
     """Used, reserved, and when all that was used will have come back."""
     period = timedelta(seconds=window.period_s)
     cut = now - period
-    counted = [use for use in uses if use.after(cut, at_cut=False)]
+    counted = [use for use in uses if use.end > cut and use.after(cut, at_cut=False)]
     back = [use.end + period for use in counted if use.amount_s > 0]
     if fresh is None:
         return _used(counted, cut, at_cut=False), _reserved(held, cut), max(back, default=None)

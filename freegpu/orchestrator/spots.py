@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from freegpu import cards
 from freegpu.adapters.base import Offer, WindowKind
-from freegpu.jobs.model import Accelerator, Needs
+from freegpu.jobs.model import Accelerator, Needs, Remembers
 from freegpu.orchestrator.model import Balance, FreeSlot, Learned, Place, Waiting
 
 __all__ = [
@@ -60,15 +60,8 @@ _PERIODS = {WindowKind.FIXED_WEEKLY: 7 * _DAY_S, WindowKind.MONTHLY: 30.4 * _DAY
 _DAYS_FROM_S = 72 * 3600.0
 
 
-class _Hashed:
-    """Room for a hash that is computed once."""
-
-    __slots__ = ("_hash",)
-    _hash: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind(_Hashed):
+class Kind(Remembers):
     """What decides whether a place fits. Jobs of one kind are judged once."""
 
     needs: Needs
@@ -77,17 +70,17 @@ class Kind(_Hashed):
 
     def __hash__(self) -> int:
         try:
-            return self._hash
+            return self.memo  # type: ignore[no-any-return]
         except AttributeError:
-            object.__setattr__(self, "_hash", hash((self.needs, self.grace_s, self.avoid)))
-            return self._hash
+            self.remember(hash((self.needs, self.grace_s, self.avoid)))
+            return hash((self.needs, self.grace_s, self.avoid))
 
     @classmethod
     def of(cls, job: Waiting) -> Kind:
-        return cls(
-            needs=job.needs,
-            grace_s=_finite(job.grace_s),
-            avoid=tuple(sorted(job.avoid.items())) if job.avoid else (),
+        return _kind(
+            job.needs,
+            _finite(job.grace_s),
+            tuple(sorted(job.avoid.items())) if job.avoid else (),
         )
 
     @property
@@ -109,6 +102,12 @@ class Kind(_Hashed):
             return f"the job allows only {_either(allowed)}"
         why = dict(self.avoid).get(platform)
         return "" if why is None else f"avoided for now: {why}" if why else "avoided for now"
+
+
+@lru_cache(maxsize=65536)
+def _kind(needs: Needs, grace_s: float, avoid: tuple[tuple[str, str], ...]) -> Kind:
+    """One object for each kind: looking it up need not compare all that it holds."""
+    return Kind(needs=needs, grace_s=grace_s, avoid=avoid)
 
 
 def least_s(grace_s: float) -> float:
@@ -141,7 +140,7 @@ class Ask:
             kind = Kind.of(job)
             known = cls(kind=kind, work_s=work, assumed=assumed, save_s=save, speeds=job.speeds)
             # a job that waits is asked about again and again, and does not change
-            object.__setattr__(job, "memo", known)
+            job.remember(known)
         return known
 
     def speed(self, card: str) -> float:
@@ -211,6 +210,32 @@ def shape_of(offer: Offer, archs: tuple[str, ...] = ()) -> Shape:
     """What decides whether a job fits a session of this offer; `archs`: empty where nobody knows."""
     card = offer.card if offer.count >= 1 else ""
     return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, archs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    """What an offer says, where it makes sense."""
+
+    shape: Shape
+    login: Login
+    rate: float
+    limit_s: float
+    delay_s: float
+
+    @classmethod
+    def of(cls, offer: Offer) -> _Facts:
+        try:
+            known: _Facts = offer.memo
+        except AttributeError:
+            known = cls(
+                shape=shape_of(offer),
+                login=(offer.platform, offer.account),
+                rate=min(_AGE_S, _amount(offer.rate, 1.0)),
+                limit_s=_amount(offer.session_limit_s, math.inf),
+                delay_s=_finite(offer.start_delay_s),
+            )
+            offer.remember(known)
+        return known
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -303,16 +328,17 @@ class Spot:
             if place.archs:
                 archs = place.archs.get(offer.card, place.archs.get("", ()))
         usual = None if seen is None else seen.median_s
+        facts = _Facts.of(offer)
         return cls(
             kind=kind,
             offer=offer,
             budget=budget,
-            shape=shape_of(offer, archs),
-            login=(offer.platform, offer.account),
-            rate=min(_AGE_S, _amount(offer.rate, 1.0)),
-            limit_s=min(longest, _amount(offer.session_limit_s, math.inf)),
-            delay_s=_finite(offer.start_delay_s),
-            soft_s=_amount(usual, math.inf),
+            shape=shape_of(offer, archs) if archs else facts.shape,
+            login=facts.login,
+            rate=facts.rate,
+            limit_s=min(longest, facts.limit_s),
+            delay_s=facts.delay_s,
+            soft_s=math.inf if usual is None else _amount(usual, math.inf),
             loss_rate=loss_rate,
             soft_text="" if seen is None or usual is None else seen.text,
         )
