@@ -84,8 +84,9 @@ class Fit:
 
     kind: Kind
     spots: list[tuple[Spot, int]]
-    #: shapes that fit, with their place in the list
+    #: shapes that fit, with their place in the list; and that by the number of the shape, None where it does not fit
     choices: Mapping[Shape, int]
+    by_number: Sequence[int | None]
     #: how fast the best and a middling card of these are; None: nothing fits
     paces: Paces | None
     #: platforms where these jobs run at a speed worth it, without a person's help
@@ -105,10 +106,13 @@ class Fit:
         """Count in the slots of sessions that were started since the last look."""
         if self.seen == len(started):
             return
+        kind, narrow = self.kind, self.kind.narrow
         for session in started[self.seen :]:
-            choice = self.choices.get(session.spot.shape)
-            if choice is not None and not self.kind.refused(session.spot.offer.platform):
-                self.spots.append((session.spot, choice))
+            spot = session.spot
+            choice = self.by_number[spot.number]
+            if choice is not None and not (narrow and not kind.allows(spot.offer.platform)):
+                if not spot.gone:
+                    self.spots.append((spot, choice))
                 self.most.clear()
         self.seen = len(started)
 
@@ -134,6 +138,8 @@ class Board:
     spent: bool = False
     #: how often something was taken
     taken: int = 0
+    #: open spots that suit, by the identity of what `fitting` remembers for some needs
+    _suited: dict[int, list[tuple[Spot, int]]] = field(default_factory=dict)
     _claims: dict[tuple[frozenset[Login], bool], reserve.Claim] = field(default_factory=dict)
 
     @classmethod
@@ -224,13 +230,18 @@ class Board:
         found = self.fits.get(kind)
         if found is None:
             judged = self.fitting.of_kind(kind)
-            choices, spots = judged.choices, self.open
-            if kind.narrow:
-                spots = [spot for spot in spots if not kind.refused(spot.offer.platform)]
+            by_number = judged.by_number
+            spots = self._suited.get(id(by_number))
+            if spots is None:
+                spots = [(s, at) for s in self.open if (at := by_number[s.number]) is not None]
+                self._suited[id(by_number)] = spots
+            allows = kind.allows
+            there = [e for e in spots if allows(e[0].offer.platform)] if kind.narrow else [*spots]
             found = self.fits[kind] = Fit(
                 kind=kind,
-                spots=[(spot, choices[spot.shape]) for spot in spots if spot.shape in choices],
-                choices=choices,
+                spots=there,
+                choices=judged.choices,
+                by_number=by_number,
                 paces=judged.paces,
                 homes=judged.homes,
                 hopeless=judged.paces is None,

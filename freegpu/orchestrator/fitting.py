@@ -13,7 +13,7 @@ from statistics import median_low
 
 from freegpu import cards
 from freegpu.jobs.model import Needs
-from freegpu.orchestrator.spots import Kind, Login, Shape, Spot, misfit
+from freegpu.orchestrator.spots import Kind, Login, Shape, Spot, card_fault, lack
 from freegpu.orchestrator.turns import Paces
 
 __all__ = ["Fitting", "Judged", "fitting"]
@@ -35,7 +35,9 @@ class Judged:
 
     #: shapes that fit, with their place in the job's list of cards
     choices: Mapping[Shape, int]
-    #: the same with seconds per T4 second
+    #: the same by the shape's number; None: it does not fit
+    by_number: Sequence[int | None]
+    #: seconds per T4 second
     seconds: Mapping[Shape, float]
     #: the best and a middling one of these; None: nothing fits
     paces: Paces | None
@@ -50,6 +52,7 @@ class Fitting:
     machines: Machines
     able: Able
     shapes: tuple[Shape, ...]
+    numbers: Mapping[Shape, int]
     _judged: dict[Needs, Judged] = field(default_factory=dict)
     _kinds: dict[Kind, Judged] = field(default_factory=dict)
     _sole: dict[Needs, Login | None] = field(default_factory=dict)
@@ -78,10 +81,9 @@ class Fitting:
         if not kind.narrow:
             return judged
         some = any(
-            shape in judged.choices and not kind.refused(platform)
-            for platform, shape in self.machines
+            shape in judged.choices and kind.allows(platform) for platform, shape in self.machines
         )
-        able = [entry for entry in self.able if not kind.refused(entry[0][0])]
+        able = [entry for entry in self.able if kind.allows(entry[0][0])]
         return replace(
             judged,
             paces=judged.paces if some else None,
@@ -111,35 +113,46 @@ class Fitting:
         return frozenset(login for login in found if login is not None)
 
     def _judge(self, needs: Needs) -> Judged:
-        choices = {}
+        choices: dict[Shape, int] = {}
+        of_card: dict[tuple[str, tuple[str, ...]], tuple[str, int]] = {}
         for shape in self.shapes:
-            fault, choice = misfit(needs, shape)
+            if lack(needs, shape):
+                continue
+            card, archs = shape[0], shape[5]
+            if (card, archs) not in of_card:
+                of_card[card, archs] = card_fault(needs, card, archs)
+            fault, choice = of_card[card, archs]
             if not fault:
                 choices[shape] = choice
         seconds = {shape: 1 / cards.speed(shape[0], needs.workload) for shape in choices}
         return Judged(
             choices=choices,
+            by_number=[choices.get(shape) for shape in self.shapes],
             seconds=seconds,
             paces=Paces(min(seconds.values()), median_low(seconds.values())) if seconds else None,
             homes=_homes(self.able, seconds),
         )
 
 
-def fitting(spots: Iterable[Spot]) -> Fitting:
-    """What is known of these machines."""
+def fitting(spots: Sequence[Spot]) -> Fitting:
+    """What is known of these machines, whose shapes are numbered."""
     every: dict[tuple[str, Shape], None] = {}
     able: dict[Login, dict[Shape, None]] = {}
     for spot in spots:
         every[spot.offer.platform, spot.shape] = None
         if not spot.attended and not spot.closed:
             able.setdefault(spot.login, {})[spot.shape] = None
-    return _fitting(tuple(every), tuple((login, tuple(shapes)) for login, shapes in able.items()))
+    known = _fitting(tuple(every), tuple((login, tuple(shapes)) for login, shapes in able.items()))
+    for spot in spots:
+        spot.number = known.numbers[spot.shape]
+    return known
 
 
 @lru_cache(maxsize=16)
 def _fitting(machines: Machines, able: Able) -> Fitting:
     shapes = tuple(dict.fromkeys(shape for _, shape in machines))
-    return Fitting(machines=machines, able=able, shapes=shapes)
+    numbers = {shape: number for number, shape in enumerate(shapes)}
+    return Fitting(machines=machines, able=able, shapes=shapes, numbers=numbers)
 
 
 def _homes(

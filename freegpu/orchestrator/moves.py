@@ -16,6 +16,7 @@ from freegpu import cards
 from freegpu.orchestrator.model import Action, Assignment, Move, Running, Waiting
 from freegpu.orchestrator.spots import (
     Ask,
+    Kind,
     Shape,
     Spot,
     SpotKind,
@@ -70,6 +71,9 @@ def find(
     there = {lane.running.offer.card for lane in lanes}
     #: class of work -> the greatest speed of all cards there
     fastest: dict[str, float] = {}
+    #: (kind, priority, endangered) -> the shortest of these that found no slot: none is left for a longer one
+    failed: dict[tuple[Kind, int, bool], float] = {}
+    theirs = {lane.running.job.id for lane in lanes}
     found: list[Action] = []
     for job, ask, pressed in waiting:
         if not lanes:
@@ -79,7 +83,10 @@ def find(
         # lanes are sorted: if the longest of them is not long enough, none is
         if lanes[0].heavy_s < times * LEAST_H * 3600 / heft:
             continue
+        alike = (ask.kind, job.priority, pressed)
         if not ask.speeds:
+            if ask.work_s >= failed.get(alike, math.inf):
+                continue
             workload = ask.kind.needs.workload
             if workload not in fastest:
                 fastest[workload] = max(cards.speed(card, workload) for card in there)
@@ -89,6 +96,8 @@ def find(
         wanted = {card: times * max(took, LEAST_H * 3600) / heft for card, took in takes.items()}
         lane = next((x for x in lanes if _passes(x, job, ask, takes, wanted)), None)
         if lane is None:
+            if not ask.speeds and job.id not in theirs:
+                failed[alike] = ask.work_s
             continue
         lanes.remove(lane)
         took = span_text(_seconds(ask, lane.running))
@@ -114,7 +123,7 @@ def _passes(
     room = math.inf if running.left_s is None else running.left_s
     if takes[card] + ask.kind.grace_s + running.job.grace_s > room:
         return False
-    if job.id == running.job.id or ask.kind.refused(running.offer.platform):
+    if job.id == running.job.id or not ask.kind.allows(running.offer.platform):
         return False
     return not unfit(ask.kind, lane.shape)[0]
 

@@ -28,6 +28,8 @@ __all__ = [
     "Spot",
     "SpotKind",
     "blocked",
+    "card_fault",
+    "lack",
     "length",
     "misfit",
     "seconds_until",
@@ -93,15 +95,22 @@ class Kind(Remembers):
         """Whether some platforms are out of the question."""
         return bool(self.needs.platforms or self.avoid)
 
+    def allows(self, platform: str) -> bool:
+        """Whether it may go there at all."""
+        allowed = self.needs.platforms
+        if allowed and platform not in allowed:
+            return False
+        return not self.avoid or all(name != platform for name, _ in self.avoid)
+
     def refused(self, platform: str) -> str:
         """Why this platform is out of the question, "" if it is not."""
-        allowed = self.needs.platforms
-        if not allowed and not self.avoid:
+        if self.allows(platform):
             return ""
+        allowed = self.needs.platforms
         if allowed and platform not in allowed:
             return f"the job allows only {_either(allowed)}"
-        why = dict(self.avoid).get(platform)
-        return "" if why is None else f"avoided for now: {why}" if why else "avoided for now"
+        why = dict(self.avoid)[platform]
+        return f"avoided for now: {why}" if why else "avoided for now"
 
 
 @lru_cache(maxsize=65536)
@@ -248,6 +257,8 @@ class Spot:
     #: which jobs it fits, and whose it is
     shape: Shape
     login: Login
+    #: of its shape among those of one decision
+    number: int = -1
     #: quota seconds a second of session, and the longest session, seconds
     rate: float
     limit_s: float
@@ -389,20 +400,37 @@ def unfit(kind: Kind, shape: Shape) -> tuple[str, int]:
 def misfit(needs: Needs, shape: Shape) -> tuple[str, int]:
     """The same for what a job needs alone; asked at every tick for the same few."""
     card, vram_gb, memory_gb, cpus, disk_gb, archs = shape
-    fault, choice = _card_fault(needs, card)
-    fault = fault or needs.refuses(card, archs)
+    fault, choice = card_fault(needs, card, archs)
     if fault:
         return fault, 0
-    vram = _vram(card, vram_gb)
-    if needs.vram_gb > 0 and 0 < vram < needs.vram_gb:
-        return f"needs {needs.vram_gb:g} GB, the card has {vram:g} GB", choice
-    if 0 < memory_gb < needs.memory_gb:
+    short = lack(needs, shape)
+    if short == "vram":
+        return f"needs {needs.vram_gb:g} GB, the card has {_vram(card, vram_gb):g} GB", choice
+    if short == "memory":
         return f"needs {needs.memory_gb:g} GB of main memory, it has {memory_gb:g} GB", choice
-    if 0 < cpus < needs.cpus:
+    if short == "cpus":
         return f"needs {needs.cpus:g} CPUs, it has {cpus:g}", choice
-    if 0 < disk_gb < needs.disk_gb:
+    if short == "disk":
         return f"needs {needs.disk_gb:g} GB of disk, it has {disk_gb:g} GB", choice
     return "", choice
+
+
+def card_fault(needs: Needs, card: str, archs: tuple[str, ...]) -> tuple[str, int]:
+    """Why the card does not do, "" if it does, and its place in the list."""
+    fault, choice = _card_fault(needs, card)
+    return fault or needs.refuses(card, archs), choice
+
+
+def lack(needs: Needs, shape: Shape) -> str:
+    """What such a machine has too little of, "" if of nothing."""
+    card, vram_gb, memory_gb, cpus, disk_gb, _ = shape
+    if needs.vram_gb > 0 and 0 < _vram(card, vram_gb) < needs.vram_gb:
+        return "vram"
+    if 0 < memory_gb < needs.memory_gb:
+        return "memory"
+    if 0 < cpus < needs.cpus:
+        return "cpus"
+    return "disk" if 0 < disk_gb < needs.disk_gb else ""
 
 
 def blocked(place: Place, now: datetime) -> str:
@@ -443,6 +471,7 @@ def _card_fault(needs: Needs, card: str) -> tuple[str, int]:
     return f"the job takes {_either(tuple(a.card for a in needs.accelerators))}", 0
 
 
+@lru_cache(maxsize=4096)
 def _vram(card: str, reported_gb: float) -> float:
     """GB of one card. Drivers report a little less than the label says: near it, the label counts."""
     facts = cards.find(card)
