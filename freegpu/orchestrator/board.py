@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -40,7 +40,6 @@ from freegpu.orchestrator.spots import (
     Budget,
     Kind,
     Login,
-    Shape,
     Spot,
     SpotKind,
     least_s,
@@ -84,9 +83,8 @@ class Fit:
 
     kind: Kind
     spots: list[tuple[Spot, int]]
-    #: shapes that fit, with their place in the list; and that by the number of the shape, None where it does not fit
-    choices: Mapping[Shape, int]
-    by_number: Sequence[int | None]
+    #: by the number of a machine's shape: its place in the list; None: it does not fit
+    choices: Sequence[int | None]
     #: how fast the best and a middling card of these are; None: nothing fits
     paces: Paces | None
     #: platforms where these jobs run at a speed worth it, without a person's help
@@ -109,7 +107,7 @@ class Fit:
         kind, narrow = self.kind, self.kind.narrow
         for session in started[self.seen :]:
             spot = session.spot
-            choice = self.by_number[spot.number]
+            choice = self.choices[spot.number]
             if choice is not None and not (narrow and not kind.allows(spot.offer.platform)):
                 if not spot.gone:
                     self.spots.append((spot, choice))
@@ -230,18 +228,17 @@ class Board:
         found = self.fits.get(kind)
         if found is None:
             judged = self.fitting.of_kind(kind)
-            by_number = judged.by_number
-            spots = self._suited.get(id(by_number))
+            choices = judged.choices
+            spots = self._suited.get(id(choices))
             if spots is None:
-                spots = [(s, at) for s in self.open if (at := by_number[s.number]) is not None]
-                self._suited[id(by_number)] = spots
+                spots = [(s, at) for s in self.open if (at := choices[s.number]) is not None]
+                self._suited[id(choices)] = spots
             allows = kind.allows
             there = [e for e in spots if allows(e[0].offer.platform)] if kind.narrow else [*spots]
             found = self.fits[kind] = Fit(
                 kind=kind,
                 spots=there,
-                choices=judged.choices,
-                by_number=by_number,
+                choices=choices,
                 paces=judged.paces,
                 homes=judged.homes,
                 hopeless=judged.paces is None,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from statistics import median_low
 
 from freegpu import cards
-from freegpu.jobs.model import Needs
+from freegpu.jobs.model import Accelerator, Needs
 from freegpu.orchestrator.spots import Kind, Login, Shape, Spot, card_fault, lack
 from freegpu.orchestrator.turns import Paces
 
@@ -21,25 +21,21 @@ __all__ = ["Fitting", "Judged", "fitting"]
 #: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere
 HOME = 8.0
 #: needs that are remembered for one set of machines
-MOST = 100_000
+MOST = 20_000
 
-#: (platform, shape) of all that is there
-Machines = tuple[tuple[str, Shape], ...]
-#: logins where sessions may be started, each with the shapes of its machines
-Able = tuple[tuple[Login, tuple[Shape, ...]], ...]
+#: a card, and what the PyTorch beside it was built for
+Card = tuple[str, tuple[str, ...]]
+#: what of a job's needs decides about cards
+Asked = tuple[tuple[Accelerator, ...], bool, str, bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """What jobs with some needs find among the machines on offer, platforms not considered."""
+    """What jobs with some needs find among the machines on offer."""
 
-    #: shapes that fit, with their place in the job's list of cards
-    choices: Mapping[Shape, int]
-    #: the same by the shape's number; None: it does not fit
-    by_number: Sequence[int | None]
-    #: seconds per T4 second
-    seconds: Mapping[Shape, float]
-    #: the best and a middling one of these; None: nothing fits
+    #: by the number of a machine's shape: its place in the job's list of cards; None: it does not fit
+    choices: Sequence[int | None]
+    #: seconds per T4 second on the best and on a middling one of these; None: nothing fits
     paces: Paces | None
     #: platforms where these jobs run at a speed worth it, without a person's help
     homes: frozenset[Login]
@@ -49,14 +45,18 @@ class Judged:
 class Fitting:
     """One set of machines, and what was found of it."""
 
-    machines: Machines
-    able: Able
-    shapes: tuple[Shape, ...]
+    #: (platform, number of the shape) of all that is there
+    machines: Sequence[tuple[str, int]]
+    #: logins where sessions may be started, each with the numbers of the shapes of its machines
+    able: Sequence[tuple[Login, Sequence[int]]]
     numbers: Mapping[Shape, int]
+    #: the shapes by what decides about a card, with their numbers
+    groups: Mapping[Card, Sequence[tuple[int, Shape]]]
     _judged: dict[Needs, Judged] = field(default_factory=dict)
     _kinds: dict[Kind, Judged] = field(default_factory=dict)
     _sole: dict[Needs, Login | None] = field(default_factory=dict)
-    _asked: tuple[Sequence[Needs], frozenset[Login]] = ((), frozenset())
+    _cards: dict[Asked, list[tuple[int, Sequence[tuple[int, Shape]]]]] = field(default_factory=dict)
+    _lately: tuple[Sequence[Needs], frozenset[Login]] = ((), frozenset())
 
     def of(self, needs: Needs) -> Judged:
         """What fits these needs."""
@@ -81,20 +81,21 @@ class Fitting:
         if not kind.narrow:
             return judged
         some = any(
-            shape in judged.choices and kind.allows(platform) for platform, shape in self.machines
+            judged.choices[number] is not None and kind.allows(platform)
+            for platform, number in self.machines
         )
         able = [entry for entry in self.able if kind.allows(entry[0][0])]
-        return replace(
-            judged,
+        return Judged(
+            choices=judged.choices,
             paces=judged.paces if some else None,
-            homes=_homes(able, judged.seconds),
+            homes=_homes(able, self._seconds(kind.needs, judged.choices)),
         )
 
     def sole_lately(self, lately: Sequence[Needs]) -> frozenset[Login]:
         """`sole` of a list that is often the very one of the last time."""
-        if self._asked[0] is not lately:
-            self._asked = (lately, self.sole(lately))
-        return self._asked[1]
+        if self._lately[0] is not lately:
+            self._lately = (lately, self.sole(lately))
+        return self._lately[1]
 
     def sole(self, every: Iterable[Needs]) -> frozenset[Login]:
         """Platforms that are the only home of jobs with one of these needs; not by the user's own choice."""
@@ -113,25 +114,40 @@ class Fitting:
         return frozenset(login for login in found if login is not None)
 
     def _judge(self, needs: Needs) -> Judged:
-        choices: dict[Shape, int] = {}
-        of_card: dict[tuple[str, tuple[str, ...]], tuple[str, int]] = {}
-        for shape in self.shapes:
-            if lack(needs, shape):
-                continue
-            card, archs = shape[0], shape[5]
-            if (card, archs) not in of_card:
-                of_card[card, archs] = card_fault(needs, card, archs)
-            fault, choice = of_card[card, archs]
-            if not fault:
-                choices[shape] = choice
-        seconds = {shape: 1 / cards.speed(shape[0], needs.workload) for shape in choices}
+        choices: list[int | None] = [None] * len(self.numbers)
+        for choice, group in self._suitable(needs):
+            for number, shape in group:
+                if not lack(needs, shape):
+                    choices[number] = choice
+        seconds = self._seconds(needs, choices)
+        known = [one for one in seconds if one is not None]
         return Judged(
             choices=choices,
-            by_number=[choices.get(shape) for shape in self.shapes],
-            seconds=seconds,
-            paces=Paces(min(seconds.values()), median_low(seconds.values())) if seconds else None,
+            paces=Paces(min(known), median_low(known)) if known else None,
             homes=_homes(self.able, seconds),
         )
+
+    def _suitable(self, needs: Needs) -> list[tuple[int, Sequence[tuple[int, Shape]]]]:
+        """The groups whose card does, with its place in the job's list of cards; memory and the like not considered."""
+        asked = (needs.accelerators, needs.ordered, needs.precision, needs.allows_cpu)
+        found = self._cards.get(asked)
+        if found is None:
+            if len(self._cards) >= MOST:
+                self._cards.clear()
+            judged = ((card_fault(needs, *card), group) for card, group in self.groups.items())
+            found = [(choice, group) for (fault, choice), group in judged if not fault]
+            self._cards[asked] = found
+        return found
+
+    def _seconds(self, needs: Needs, choices: Sequence[int | None]) -> list[float | None]:
+        """Seconds per T4 second, by the number of the shape; None: it does not fit."""
+        found: list[float | None] = [None] * len(choices)
+        for (card, _), group in self.groups.items():
+            pace = 1 / cards.speed(card, needs.workload)
+            for number, _ in group:
+                if choices[number] is not None:
+                    found[number] = pace
+        return found
 
 
 def fitting(spots: Sequence[Spot]) -> Fitting:
@@ -148,21 +164,32 @@ def fitting(spots: Sequence[Spot]) -> Fitting:
     return known
 
 
-@lru_cache(maxsize=16)
-def _fitting(machines: Machines, able: Able) -> Fitting:
-    shapes = tuple(dict.fromkeys(shape for _, shape in machines))
-    numbers = {shape: number for number, shape in enumerate(shapes)}
-    return Fitting(machines=machines, able=able, shapes=shapes, numbers=numbers)
+@lru_cache(maxsize=8)
+def _fitting(
+    machines: tuple[tuple[str, Shape], ...], able: tuple[tuple[Login, tuple[Shape, ...]], ...]
+) -> Fitting:
+    numbers = {
+        shape: number for number, shape in enumerate(dict.fromkeys(shape for _, shape in machines))
+    }
+    groups: dict[Card, list[tuple[int, Shape]]] = {}
+    for shape, number in numbers.items():
+        groups.setdefault((shape[0], shape[5]), []).append((number, shape))
+    return Fitting(
+        machines=[(platform, numbers[shape]) for platform, shape in machines],
+        able=[(login, [numbers[shape] for shape in shapes]) for login, shapes in able],
+        numbers=numbers,
+        groups=groups,
+    )
 
 
 def _homes(
-    able: Iterable[tuple[Login, tuple[Shape, ...]]], seconds: Mapping[Shape, float]
+    able: Iterable[tuple[Login, Sequence[int]]], seconds: Sequence[float | None]
 ) -> frozenset[Login]:
     """A processor is no home for what wants a card's speed."""
     best = {
         login: min(fits)
-        for login, shapes in able
-        if (fits := [seconds[shape] for shape in shapes if shape in seconds])
+        for login, numbers in able
+        if (fits := [pace for number in numbers if (pace := seconds[number]) is not None])
     }
     least = min(best.values(), default=0.0)
     return frozenset(login for login, pace in best.items() if pace <= HOME * least)
