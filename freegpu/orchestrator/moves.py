@@ -8,7 +8,7 @@ most one slot a newcomer, never from a job that has just begun or whose deadline
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -92,9 +92,7 @@ def find(
                 fastest[workload] = max(cards.speed(card, workload) for card in there)
             if lanes[0].heavy_s < times * (ask.work_s / fastest[workload]) / heft:
                 continue
-        takes = {card: ask.work_s / ask.speed(card) for card in there}
-        wanted = {card: times * max(took, LEAST_H * 3600) / heft for card, took in takes.items()}
-        lane = next((x for x in lanes if _passes(x, job, ask, takes, wanted)), None)
+        lane = _gives_way(lanes, job, ask, times)
         if lane is None:
             if not ask.speeds and job.id not in theirs:
                 failed[alike] = ask.work_s
@@ -112,20 +110,29 @@ def find(
     return found
 
 
-def _passes(
-    lane: _Lane, job: Waiting, ask: Ask, takes: Mapping[str, float], wanted: Mapping[str, float]
-) -> bool:
-    """`takes`, `wanted`: by card, how long the job would take there and how heavy its victim must be, seconds."""
-    running = lane.running
-    card = running.offer.card
-    if not lane.heavy_s >= wanted[card]:
-        return False
-    room = math.inf if running.left_s is None else running.left_s
-    if takes[card] + ask.kind.grace_s + running.job.grace_s > room:
-        return False
-    if job.id == running.job.id or not ask.kind.allows(running.offer.platform):
-        return False
-    return not unfit(ask.kind, lane.shape)[0]
+def _gives_way(lanes: Sequence[_Lane], job: Waiting, ask: Ask, times: float) -> _Lane | None:
+    """The lane whose job has the most to go, of those that may pass to this one."""
+    heft, kind = weight(job.priority), ask.kind
+    least = times * (LEAST_H * 3600) / heft
+    takes: dict[str, float] = {}
+    for lane in lanes:
+        if lane.heavy_s < least:
+            return None
+        running = lane.running
+        card = running.offer.card
+        took = takes.get(card)
+        if took is None:
+            took = takes[card] = ask.work_s / ask.speed(card)
+        if not lane.heavy_s >= times * max(took, LEAST_H * 3600) / heft:
+            continue
+        left = math.inf if running.left_s is None else running.left_s
+        if took + kind.grace_s + running.job.grace_s > left:
+            continue
+        if job.id == running.job.id or not kind.allows(running.offer.platform):
+            continue
+        if not unfit(kind, lane.shape)[0]:
+            return lane
+    return None
 
 
 def _lanes(running: Iterable[Running], now: datetime) -> list[_Lane]:
