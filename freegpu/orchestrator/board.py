@@ -217,6 +217,11 @@ class Board:
         return found
 
     @cached_property
+    def others(self) -> int:
+        """Jobs that wait or run beside the one that chooses."""
+        return max(0, len(self.snapshot.waiting) + len(self.snapshot.running) - 1)
+
+    @cached_property
     def sole(self) -> frozenset[Login]:
         """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
         jobs = [job.needs for job in self.snapshot.waiting]
@@ -287,7 +292,7 @@ class Board:
                 spot.allowances[whose] = allowed
             if units > allowed:
                 return None
-        return expect(ask, spot, choice, reserve.price(units, spot) if units else 0.0)
+        return expect(ask, spot, choice, reserve.price(units, spot, self.others) if units else 0.0)
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
         """The longest job of this kind that is still let in anywhere."""

@@ -26,6 +26,8 @@ DUST = "dust"
 #: a session must hold so much work to be worth its start, unless the job is over before: of a quota that comes back at
 #: once, and of one that comes back bit by bit, seconds
 WORTH_S, TRICKLE_S = 1080.0, 3600.0
+#: but no more than this part of the window: where minutes a day are all there is, minutes are worth a start
+WORTH_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +128,8 @@ def dust(ask: Ask, spot: Spot) -> bool:
     if not spot.poor:
         return False
     worth = TRICKLE_S if spot.budget.trickles else WORTH_S
+    if spot.rate > 0:
+        worth = min(worth, WORTH_SHARE * spot.budget.limit_s / spot.rate)
     return spot.quota_s < spot.delay_s + ask.kind.grace_s + min(worth, ask.work_s / spot.speed(ask))
 
 

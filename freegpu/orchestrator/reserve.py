@@ -1,8 +1,9 @@
-"""How much of a quota a job may take: what is kept for jobs that have no other home, and for short ones. Pure.
+"""How much of a quota a job may take: what is kept for jobs that have no other home. Pure.
 
-A platform that is some job's only home keeps an even share of its window for such jobs; any other a tenth, for short
-jobs. Quota that could not be burned before it expires is free to all. Credits that stay are for urgent jobs and for
-those with no other home. What counts is one session's quota, not the whole job's: a long job is not locked out.
+A platform that is some job's only home keeps an even share of its window for such jobs. Quota that could not be burned
+before it expires is free to all. Credits that stay are for urgent jobs and for those with no other home. What counts is
+one session's quota, not the whole job's: a long job is not locked out. Nothing is kept for jobs of which nobody has heard:
+a tenth for short ones that might come locked a lone job out of small quotas, and brought nothing in the benchmark.
 """
 
 from __future__ import annotations
@@ -15,12 +16,10 @@ from freegpu.orchestrator.spots import Ask, Login, Spot, SpotKind, span_text
 
 __all__ = ["Claim", "allowance", "cost", "kept", "most_work", "price"]
 
-#: part of the window that is kept, while its time runs: for jobs whose only home it is, and for short ones
-KEEP_ALL, KEEP_SHORT = 1.0, 0.1
-#: a session is short when it takes less than this part of the window
-SHORT = 0.1
-#: how much the time in which quota comes back counts against the time to finish
+#: how much the time in which quota comes back counts against the time to finish, when many jobs want it
 PRICE = 0.3
+#: so many other jobs that wait or run make the price whole; a lone job pays none, for nobody else wants the quota
+MANY = 5
 #: what is said of credits that a job may not have
 CREDITS = "credits that do not come back are kept for urgent jobs and those with no other home"
 #: credits that never come back are priced as if a month brought them
@@ -51,12 +50,13 @@ def cost(ask: Ask, spot: Spot) -> float:
     return max(0.0, whole - spot.reserved_s)
 
 
-def price(units: float, spot: Spot) -> float:
-    """Seconds by which this use of quota counts as a later finish."""
+def price(units: float, spot: Spot, others: int) -> float:
+    """Seconds by which this use of quota counts as a later finish, beside so many other jobs."""
     limit = spot.budget.limit_s
     if units <= 0 or not 0 < limit < math.inf:
         return 0.0
-    return PRICE * units * (spot.budget.period_s or NEVER_S) / limit
+    wanted = min(1.0, others / MANY)
+    return PRICE * wanted * units * (spot.budget.period_s or NEVER_S) / limit
 
 
 def allowance(spot: Spot, claim: Claim, sole: Collection[Login]) -> float:
@@ -101,16 +101,12 @@ def _rule(
         return math.inf, None
     if budget.left_s >= budget.burn * ahead:
         return math.inf, None  # use it or lose it
-    if spot.login in sole:
-        share, whom, least = KEEP_ALL, "jobs that fit nowhere else", 0.0
-    elif claim.urgent:
+    if spot.login not in sole:
         return math.inf, None
-    else:
-        share, whom, least = KEEP_SHORT, "short jobs", SHORT * limit
-    keep = min(budget.left_s, share * limit * min(1.0, ahead / period))
+    keep = min(budget.left_s, limit * min(1.0, ahead / period))
 
     def words() -> str:
         until = f"until it comes back in {span_text(ahead)}"
-        return f"{span_text(keep)} of its quota are kept for {whom} {until}"
+        return f"{span_text(keep)} of its quota are kept for jobs that fit nowhere else {until}"
 
-    return max(least, budget.left_s - keep), words
+    return budget.left_s - keep, words

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from freegpu.adapters.base import Capabilities, Offer, Window, WindowKind
-from freegpu.jobs.model import Estimate, Needs
+from freegpu.jobs.model import Accelerator, Estimate, Needs
 from freegpu.orchestrator import expectation, fitting, placement, quota, reserve, spots
 from freegpu.orchestrator.forecast import Job, Platform, Pool, World, engine, run
 from freegpu.orchestrator.forecast.purse import Purse
@@ -298,7 +298,8 @@ def test_no_sentence_is_made_that_nobody_reads(counted: Callable[[Any, str], Cou
     long = replace(job, estimate=Estimate(seconds=20 * HOUR))
     other = replace(places(2)[1], open_sessions=1)
     place = replace(place, balances=(left,), offers=(replace(place.offers[0], pool="gpu"),))
-    snapshot = Snapshot(waiting=(long,), places=(place, other))
+    only_there = Needs(accelerators=(Accelerator(card="T4"),))
+    snapshot = Snapshot(waiting=(long,), places=(place, other), lately=(only_there,))
     words = counted(reserve, "span_text")
     assert placement.decide(snapshot, NOW) == []
     assert words.calls == 0

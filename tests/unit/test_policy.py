@@ -115,15 +115,15 @@ def test_what_fits_nowhere_else_is_never_locked_out() -> None:
     assert chosen(hours("a", 4, needs=BIG), places=(big, other)) == ["big"]
 
 
-def test_without_such_jobs_only_a_tenth_is_kept_for_short_ones() -> None:
-    """Nobody asked for the large card lately: nothing is kept for nobody."""
-    big = metered("big", "L4", limit_h=30, used_h=12, resets_h=84)
-    other = metered("other", "T4", limit_h=30, used_h=30, resets_h=84)
-    assert chosen(hours("a", 4), places=(big, other)) == ["big"]
-    nearly = metered("big", "L4", limit_h=30, used_h=26, resets_h=84)
-    # 4 h are left, 1.5 h of them kept for sessions of at most 3 h
-    assert chosen(hours("a", 8), places=(nearly, other)) == []
-    assert chosen(hours("a", 2), places=(nearly, other)) == ["big"]
+@pytest.mark.parametrize("length", [None, 0.2, 4, 11, 400])
+@pytest.mark.parametrize("used", [0.0, 12.0, 26.0])
+def test_quota_that_nobody_else_needs_is_never_denied_a_lone_job(
+    length: float | None, used: float
+) -> None:
+    """Nothing is kept for nobody: whatever is left and worth a start goes to the only job there is."""
+    where = metered("big", "L4", limit_h=30, used_h=used, resets_h=84)
+    alone = job("a") if length is None else hours("a", length)
+    assert chosen(alone, places=(where,)) == ["big"]
 
 
 def test_a_wish_of_the_user_makes_no_platform_scarce() -> None:
@@ -162,10 +162,12 @@ def test_a_processor_is_no_other_home() -> None:
 
 
 def test_the_price_of_quota_breaks_what_time_leaves_nearly_open() -> None:
-    """A session that takes a week to earn back must be that much quicker."""
+    """A session that takes a week to earn back must be that much quicker, where others want the quota too."""
     scarce = metered("scarce", "T4", limit_h=4, resets_h=167)
     free = place(offer("own", "T4", start_delay_s=900.0))
-    assert chosen(hours("a", 1), places=(scarce, free)) == ["own"]
+    mine, others = hours("a", 1), tuple(hours(f"b{n}", 20 + n, seq=n + 2) for n in range(5))
+    assert chosen(mine, *others, places=(scarce, free))[0] == "own"
+    assert chosen(mine, places=(scarce, free)) == ["scarce"], "a lone job pays nothing"
 
 
 def test_a_rest_of_quota_is_not_worth_a_start_unless_the_job_ends_in_it() -> None:
@@ -175,6 +177,17 @@ def test_a_rest_of_quota_is_not_worth_a_start_unless_the_job_ends_in_it() -> Non
     assert chosen(hours("a", 0.2), places=(bit,)) == ["bit"]
     (score,) = explain(hours("a", 5), Snapshot(waiting=(hours("a", 5),), places=(bit,)), NOW)
     assert "too little to be worth a start; more in 1 h" in score.why
+
+
+@pytest.mark.parametrize("minutes", [4, 10, 25, 90])
+def test_where_minutes_are_all_there_is_minutes_are_worth_a_start(minutes: float) -> None:
+    """ZeroGPU gives minutes a day: a platform whose whole quota is small is used, however long the job is."""
+    small = metered("small", limit_h=minutes / 60, used_h=0, resets_h=84)
+    grace = 15.0
+    assert chosen(hours("long", 30, grace_s=grace), places=(small,)) == ["small"]
+    assert chosen(job("unknown", grace_s=grace), places=(small,)) == ["small"]
+    spent = metered("small", limit_h=minutes / 60, used_h=0.95 * minutes / 60, resets_h=84)
+    assert chosen(hours("long", 30, grace_s=grace), places=(spent,)) == []
 
 
 def test_a_free_slot_costs_the_time_for_which_it_keeps_the_session_open() -> None:
@@ -191,9 +204,10 @@ def test_a_free_slot_costs_the_time_for_which_it_keeps_the_session_open() -> Non
         held_s=60.0,
         left_s=11 * HOUR,
     )
-    busy = Snapshot(waiting=(a,), free_slots=(free,), places=(quota, other), running=(beside,))
+    far = tuple(replace(beside, job=hours(f"c{n}", 10), session=f"far{n}") for n in range(5))
+    busy = Snapshot(waiting=(a,), free_slots=(free,), places=(quota, other), running=(beside, *far))
     assert [getattr(action, "session", "") for action in decide(busy, NOW)] == ["s1"]
-    alone = replace(busy, running=())
+    alone = replace(busy, running=far)
     assert chosen_of(alone) == ["own"]
 
 
