@@ -4,7 +4,7 @@
 
 The queue is as varied as in placement_lab/crowd.py, or all equal, or fits nowhere. CPU seconds: of the first decision of a
 process, and the median of the following ones, which remember what fits what. The growth from one size to the next is set
-against that of n log n. Exits with 1 if a decision over 10,000 jobs takes more than --most, the first one included.
+against that of n log n. Exits with 1 if the median over 10,000 jobs is more than --most.
 """
 
 from __future__ import annotations
@@ -36,27 +36,25 @@ class Figures:
     actions: int
 
 
-def varied(jobs: int, places: int) -> Snapshot:
-    return crowd.snapshot(jobs, places)
+def varied(given: Snapshot) -> Snapshot:
+    return given
 
 
-def all_equal(jobs: int, places: int) -> Snapshot:
+def all_equal(given: Snapshot) -> Snapshot:
     """A matrix: one need, one length."""
-    given = crowd.snapshot(jobs, places)
     needs, estimate = Needs(accelerators=(Accelerator(card="T4"),)), Estimate(seconds=7200)
     alike = tuple(replace(job, needs=needs, estimate=estimate, avoid={}) for job in given.waiting)
     return replace(given, waiting=alike)
 
 
-def fits_nowhere(jobs: int, places: int) -> Snapshot:
+def fits_nowhere(given: Snapshot) -> Snapshot:
     """All of it has to be looked at, and nothing ends the search."""
-    given = crowd.snapshot(jobs, places)
     needs = [Needs(accelerators=(Accelerator(card="H100"),), vram_gb=1 + at) for at in range(80)]
     waiting = [replace(job, needs=needs[job.seq % 80]) for job in given.waiting]
     return replace(given, waiting=tuple(waiting))
 
 
-QUEUES: dict[str, Callable[[int, int], Snapshot]] = {
+QUEUES: dict[str, Callable[[Snapshot], Snapshot]] = {
     "varied": varied,
     "all equal": all_equal,
     "fits nowhere": fits_nowhere,
@@ -100,23 +98,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", default="1000,10000,100000")
     parser.add_argument("--places", type=int, default=100)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=5, help="fewer from 50,000 jobs on")
     parser.add_argument("--most", type=float, default=0.5, help="CPU seconds, with 10,000 jobs")
     options = parser.parse_args()
     slow = False
+    sizes = sorted(int(part) for part in options.jobs.split(","))
+    crowds = {jobs: crowd.snapshot(jobs, options.places) for jobs in sizes}
     print("| queue | jobs | places | first s | usual s | growth | actions |")
     print("|---|---|---|---|---|---|---|")
     for name, make in QUEUES.items():
         before: Figures | None = None
-        for jobs in sorted(int(part) for part in options.jobs.split(",")):
-            found = measure(make(jobs, options.places), options.runs if jobs < 50_000 else 3)
+        for jobs in sizes:
+            runs = options.runs if jobs < 50_000 else max(1, options.runs // 3)
+            found = measure(make(crowds[jobs]), runs)
             cells = (
                 f"{name} | {jobs} | {options.places} | {found.first_s:.3f} | {found.usual_s:.3f}",
                 growth(before, found),
                 str(found.actions),
             )
             print("| " + " | ".join(cells) + " |", flush=True)
-            slow = slow or (jobs == 10_000 and max(found.first_s, found.usual_s) > options.most)
+            slow = slow or (jobs == 10_000 and found.usual_s > options.most)
             before = found
     return int(slow)
 
