@@ -105,13 +105,17 @@ class Fit:
         if self.seen == len(started):
             return
         kind, narrow = self.kind, self.kind.narrow
+        more: list[tuple[Spot, int]] = []
         for session in started[self.seen :]:
             spot = session.spot
             choice = self.choices[spot.number]
             if choice is not None and not (narrow and not kind.allows(spot.offer.platform)):
                 if not spot.gone:
-                    self.spots.append((spot, choice))
+                    more.append((spot, choice))
                 self.most.clear()
+        if more:
+            # the list may be that of other kinds, too
+            self.spots = self.spots + more
         self.seen = len(started)
 
 
@@ -239,7 +243,7 @@ class Board:
                 spots = [(s, at) for s in self.open if (at := choices[s.number]) is not None]
                 self._suited[id(choices)] = spots
             allows = kind.allows
-            there = [e for e in spots if allows(e[0].offer.platform)] if kind.narrow else [*spots]
+            there = [e for e in spots if allows(e[0].offer.platform)] if kind.narrow else spots
             found = self.fits[kind] = Fit(
                 kind=kind,
                 spots=there,

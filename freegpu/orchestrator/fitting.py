@@ -164,7 +164,7 @@ def fitting(spots: Sequence[Spot]) -> Fitting:
     return known
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _fitting(
     machines: tuple[tuple[str, Shape], ...], able: tuple[tuple[Login, tuple[Shape, ...]], ...]
 ) -> Fitting:
