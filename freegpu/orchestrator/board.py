@@ -385,9 +385,11 @@ class Board:
 
     def look(self) -> None:
         """Note which spots are gone, and whether any is left."""
+        openings = self.openings
         for spot in self.spots:
             if not spot.gone:
-                spot.gone = spot.free < 1 or bool(spot.closed or self._full(spot))
+                full = spot.kind is SpotKind.NEW and openings[spot.login][0] < 1
+                spot.gone = full or spot.free < 1 or bool(spot.closed)
         self.spent = all(spot.gone or spot.attended for spot in self.spots)
 
 
