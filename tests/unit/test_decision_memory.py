@@ -279,8 +279,8 @@ def test_the_search_ends_when_nothing_is_left(counted: Callable[[Any, str], Coun
     assert walks.calls <= 20 * 20
 
 
-def test_no_sentence_is_made_that_nobody_reads(counted: Callable[[Any, str], Counted]) -> None:
-    """A job that is kept out costs no words; who asks for the reason gets them."""
+def contested(left_h: float, resets_h: float) -> tuple[Place, Place]:
+    """A T4 with two sessions and so much quota left of 30 h a week, and a P100 that somebody has."""
     window = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=30 * HOUR)
     left = Balance(
         platform="p0",
@@ -288,18 +288,69 @@ def test_no_sentence_is_made_that_nobody_reads(counted: Callable[[Any, str], Cou
         pool="gpu",
         window=window,
         limit_s=30 * HOUR,
-        used_s=20 * HOUR,
+        used_s=(30 - left_h) * HOUR,
         reserved_s=0.0,
-        resets_at=NOW + timedelta(days=6),
+        resets_at=NOW + timedelta(hours=resets_h),
         source=FigureSource.LEDGER,
     )
-    (place,) = places(1)
+    place, other = places(2)
+    place = replace(
+        place,
+        balances=(left,),
+        offers=(replace(place.offers[0], pool="gpu"),),
+        capabilities=Capabilities(max_concurrent=2),
+    )
+    return place, replace(other, open_sessions=1)
+
+
+#: what only a T4 will do for
+ONLY_THERE = Needs(accelerators=(Accelerator(card="T4"),))
+
+
+def test_what_one_job_takes_is_no_longer_there_for_the_next() -> None:
+    """12 h left a day before the reset, of which 30 / 7 are kept: the first job's 6 h are free, the second's are not."""
+    first, second = (
+        replace(job, estimate=Estimate(seconds=6 * HOUR)) for job in queue(2, [Needs(vram_gb=8)])
+    )
+    snapshot = Snapshot(waiting=(first, second), places=contested(12, 24), lately=(ONLY_THERE,))
+    (action,) = placement.decide(snapshot, NOW)
+    assert [put.job for put in action.placed] == ["j0"]
+
+
+def test_the_demand_of_now_counts_and_not_that_of_the_last_look() -> None:
+    """The same places, with and without a need that has no other home; one after the other, in both orders."""
     (job,) = queue(1, [Needs(vram_gb=8)])
     long = replace(job, estimate=Estimate(seconds=20 * HOUR))
-    other = replace(places(2)[1], open_sessions=1)
-    place = replace(place, balances=(left,), offers=(replace(place.offers[0], pool="gpu"),))
-    only_there = Needs(accelerators=(Accelerator(card="T4"),))
-    snapshot = Snapshot(waiting=(long,), places=(place, other), lately=(only_there,))
+    free = Snapshot(waiting=(long,), places=contested(10, 144), lately=(Needs(vram_gb=4),))
+    kept = replace(free, lately=(ONLY_THERE,))
+    for snapshot, actions in ((free, 1), (kept, 0), (free, 1), (kept, 0)):
+        assert len(placement.decide(snapshot, NOW)) == actions
+
+
+def test_a_long_job_that_finds_no_slot_bars_none_to_a_shorter_one() -> None:
+    """12 h to go: too little for one of 10 h that has waited for weeks and is asked first, enough for one of 1 h."""
+    old, young = queue(2, [Needs(vram_gb=8)])
+    old = replace(old, estimate=Estimate(seconds=10 * HOUR), created_at=NOW - timedelta(days=20))
+    young = replace(young, estimate=Estimate(seconds=HOUR))
+    (runs,) = queue(1, [Needs(vram_gb=8)])
+    (place,) = places(1)
+    lane = Running(
+        job=replace(runs, id="r", estimate=Estimate(seconds=12 * HOUR)),
+        session="s",
+        slot=0,
+        offer=place.offers[0],
+        held_s=HOUR,
+        left_s=None,
+    )
+    (move,) = placement.decide(Snapshot(waiting=(old, young), running=(lane,)), NOW)
+    assert [put.job for put in move.placed] == [young.id]
+
+
+def test_no_sentence_is_made_that_nobody_reads(counted: Callable[[Any, str], Counted]) -> None:
+    """A job that is kept out costs no words; who asks for the reason gets them."""
+    (job,) = queue(1, [Needs(vram_gb=8)])
+    long = replace(job, estimate=Estimate(seconds=20 * HOUR))
+    snapshot = Snapshot(waiting=(long,), places=contested(10, 144), lately=(ONLY_THERE,))
     words = counted(reserve, "span_text")
     assert placement.decide(snapshot, NOW) == []
     assert words.calls == 0
@@ -325,7 +376,9 @@ def test_a_job_that_waits_is_worked_out_once(counted: Callable[[Any, str], Count
 
 def test_the_demand_of_the_last_weeks_is_put_together_when_it_changes() -> None:
     """The same tuple as long as no job came and none was too long ago."""
-    given = replace(world(2), tick_s=HOUR)
+    given = world(2)
+    jobs = [replace(job, needs=Needs(vram_gb=4 + at / 100)) for at, job in enumerate(given.jobs)]
+    given = replace(given, jobs=tuple(jobs))
     seen: list[tuple[Needs, ...]] = []
 
     def policy(snapshot: Snapshot, now: datetime) -> list[Action]:
