@@ -328,9 +328,9 @@ def test_the_demand_of_now_counts_and_not_that_of_the_last_look() -> None:
 
 
 def test_a_long_job_that_finds_no_slot_bars_none_to_a_shorter_one() -> None:
-    """12 h to go: too little for one of 10 h that has waited for weeks and is asked first, enough for one of 1 h."""
+    """Two hours of the session are left: too little for one of 3 h that has waited for weeks and chooses first, enough for 1 h."""
     old, young = queue(2, [Needs(vram_gb=8)])
-    old = replace(old, estimate=Estimate(seconds=10 * HOUR), created_at=NOW - timedelta(days=20))
+    old = replace(old, estimate=Estimate(seconds=3 * HOUR), created_at=NOW - timedelta(days=20))
     young = replace(young, estimate=Estimate(seconds=HOUR))
     (runs,) = queue(1, [Needs(vram_gb=8)])
     (place,) = places(1)
@@ -340,7 +340,7 @@ def test_a_long_job_that_finds_no_slot_bars_none_to_a_shorter_one() -> None:
         slot=0,
         offer=place.offers[0],
         held_s=HOUR,
-        left_s=None,
+        left_s=2 * HOUR,
     )
     (move,) = placement.decide(Snapshot(waiting=(old, young), running=(lane,)), NOW)
     assert [put.job for put in move.placed] == [young.id]
