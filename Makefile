@@ -33,6 +33,7 @@ demo: $(RUNTIME)
 
 test: $(DEV)
 	@$(BIN)/python -m tests.servers.colab_cli
+	@$(BIN)/python -m tests.servers.skypilot
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
 
 check: lint

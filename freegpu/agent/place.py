@@ -91,6 +91,9 @@ def environment(
             "SKYPILOT_NUM_NODES": "1",
             "SKYPILOT_NODE_IPS": "127.0.0.1",
             "SKYPILOT_NUM_GPUS_PER_NODE": str(len(slot.gpus)),
+            "SKYPILOT_SETUP_NODE_RANK": "0",
+            "SKYPILOT_SETUP_NODE_IPS": "127.0.0.1",
+            "SKYPILOT_SETUP_NUM_GPUS_PER_NODE": str(len(slot.gpus)),
         }
     )
     if slot.gpus:

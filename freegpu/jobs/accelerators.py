@@ -15,12 +15,13 @@ from freegpu import cards
 from freegpu.jobs.document import Array, Node, Scalar, fail, found, quoted
 from freegpu.jobs.kinds import Reading, did_you_mean
 from freegpu.jobs.model import Accelerator
+from freegpu.jobs.skypilot import CARDS_ELSEWHERE
 
 __all__ = ["Accelerators", "Choice", "card_name"]
 
 #: more cards than any one machine holds
 MAX_COUNT = 64
-_MEMORY = r"(?i)(?:[a-z]+:)?\s*([0-9]{1,4})\s*GB\s*\+?\s*(?::\s*([0-9]+))?"
+_MEMORY = r"(?i)(?:([a-z]+):)?\s*([0-9]{1,4})\s*GB\s*\+?\s*(?::\s*([0-9]+))?"
 _COUNT = r"[0-9]{1,4}(\.[0-9]{1,4})?"
 
 
@@ -31,6 +32,12 @@ class Choice:
     accelerators: tuple[Accelerator, ...] = ()
     ordered: bool = False
     vram_gb: float = 0.0
+    #: cards that were named and that no free platform has
+    elsewhere: tuple[str, ...] = ()
+
+    @property
+    def only_elsewhere(self) -> bool:
+        return bool(self.elsewhere) and not self.accelerators
 
 
 def card_name(text: str) -> str:
@@ -49,33 +56,32 @@ class Accelerators:
     def read(self, node: Node, name: str, reading: Reading) -> Choice:
         if isinstance(node, Scalar):
             if memory := re.fullmatch(_MEMORY, node.text.strip()):
-                if int(memory[2] or 1) != 1:
-                    message = f"{name}: {found(node)} asks for several cards without naming one"
-                    fail(node, name, message, hint="name the card: T4:2")
-                return Choice(vram_gb=float(memory[1]))
-            return Choice(accelerators=(self._one(node, node.text, None, name, reading),))
-        if isinstance(node, Array):
-            chosen = []
+                return _by_memory(node, name, memory)
+            asked = [self._one(node, node.text, None, name, reading)]
+        elif isinstance(node, Array):
+            asked = []
             for at, item in enumerate(node.items):
                 if not isinstance(item, Scalar):
                     fail(item, f"{name}[{at}]", f"{name} lists cards, found {found(item)}")
-                chosen.append(self._one(item, item.text, None, f"{name}[{at}]", reading))
+                asked.append(self._one(item, item.text, None, f"{name}[{at}]", reading))
         else:
-            chosen = [
+            asked = [
                 self._one(entry.key, key, entry.value, name, reading)
                 for key, entry in node.entries.items()
             ]
-        if not chosen:
+        if not asked:
             fail(node, name, f"{name} names no card; leave it out to take any")
+        chosen = [card for card in asked if isinstance(card, Accelerator)]
         return Choice(
             accelerators=tuple(dict.fromkeys(chosen)),
             ordered=isinstance(node, Array) and len(chosen) > 1,
+            elsewhere=tuple(card for card in asked if isinstance(card, str)),
         )
 
     def _one(
         self, node: Scalar, text: str, value: Node | None, name: str, reading: Reading
-    ) -> Accelerator:
-        """`T4`, `T4:2`, or the key `T4` with a count behind it."""
+    ) -> Accelerator | str:
+        """`T4`, `T4:2`, or the key `T4` with a count behind it; the bare name of a card that is elsewhere."""
         label, _, behind = text.partition(":")
         count = behind.strip() if ":" in text else "1"
         if value is not None and not (isinstance(value, Scalar) and value.null):
@@ -85,6 +91,11 @@ class Accelerators:
         try:
             card = card_name(label)
         except ValueError as error:
+            if _elsewhere(label):
+                return label.strip()
+            if re.match(r"(?i)\s*[0-9]+\s*[gmt]b", label):
+                message = f"{name}: {quoted(label[:40])} is a size, and stands alone: {name.split('[')[0]}: 16GB+"
+                fail(node, name, message, hint="say freegpu.vram beside names of cards")
             fail(node, name, f"{name}: {quoted(label[:40])} {error}", hint=_known())
         amount = float(count) if re.fullmatch(_COUNT, count) else 0.0
         if not 0 < amount <= MAX_COUNT:
@@ -106,6 +117,26 @@ class Accelerators:
                 {"type": "object", "additionalProperties": count, "minProperties": 1},
             ]
         }
+
+
+def _by_memory(node: Scalar, name: str, memory: re.Match[str]) -> Choice:
+    """`16GB+`, `nvidia:16GB`: any card with that much."""
+    maker = (memory[1] or "nvidia").casefold()
+    if maker != "nvidia":
+        message = f"{name}: {found(node)} wants a card of {maker} by its size; name the card"
+        fail(node, name, message, hint=_known())
+    if int(memory[3] or 1) != 1:
+        message = f"{name}: {found(node)} asks for several cards without naming one"
+        fail(node, name, message, hint="name the card: T4:2")
+    return Choice(vram_gb=float(memory[2]))
+
+
+def _elsewhere(label: str) -> bool:
+    folded = re.sub("[^a-z0-9]", "", label.casefold())
+    tpu = re.fullmatch(r"\s*(tpu-v[0-9][a-z]*)-[0-9]{1,4}\s*", label.casefold())
+    return folded in CARDS_ELSEWHERE or (
+        tpu is not None and tpu[1].replace("-", "") in CARDS_ELSEWHERE
+    )
 
 
 def _known() -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "Value",
     "did_you_mean",
     "nearest",
+    "text_of",
 ]
 
 _NO_TEXT = "only text can be kept here; put other bytes into a file of the working folder"
@@ -238,29 +239,24 @@ class ListOf:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MapOf:
-    """A mapping with free keys; `names_only` takes a list of keys too (each with the value null)."""
+    """A mapping with free keys."""
 
     value: Kind
     #: a regular expression for keys, and what it means
     keys: str
     what: str
-    names_only: bool = False
 
     def read(self, node: Node, name: str, reading: Reading) -> dict[str, Any]:
-        if self.names_only and isinstance(node, Array):
-            names = [(item, text_of(item, name, what="a name")) for item in node.items]
-            for item, key in names:
-                self._check_key(item, key, name)
-            return dict.fromkeys((key for _, key in names), None)
         if not isinstance(node, Object):
             fail(node, name, f"{name} must be a mapping of {self.what}, found {found(node)}")
         values = {}
         for key, entry in node.entries.items():
-            self._check_key(entry.key, key, name)
+            self.check_key(entry.key, key, name)
             values[key] = self.value.read(entry.value, f"{name}.{key}", reading)
         return values
 
-    def _check_key(self, node: Node, key: str, name: str) -> None:
+    def check_key(self, node: Node, key: str, name: str) -> None:
+        """JobSpecError if the key is no name of a variable, or is one of ours."""
         if not re.fullmatch(self.keys, key):
             shown = quoted(key[:60])
             message = f"{shown} in {name} is not a name: letters, digits and _, no digit first"
@@ -273,15 +269,11 @@ class MapOf:
 
     def schema(self) -> dict[str, Any]:
         names = {"pattern": f"^(?!FREEGPU_){self.keys}$"}
-        mapping = {
+        return {
             "type": "object",
             "propertyNames": names,
             "additionalProperties": self.value.schema(),
         }
-        if not self.names_only:
-            return mapping
-        items = {"type": "string", **names}
-        return {"anyOf": [mapping, {"type": "array", "items": items}]}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

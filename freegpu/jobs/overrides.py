@@ -25,7 +25,7 @@ from freegpu.jobs.document import (
     quoted,
 )
 from freegpu.jobs.kinds import Group, Kind, MapOf, Text, nearest
-from freegpu.jobs.special import Axes, Mounts, Names, Workdir
+from freegpu.jobs.special import Axes, Mounts, Names, Workdir, secret_name
 from freegpu.jobs.table import ROOT
 
 __all__ = ["apply"]
@@ -58,7 +58,8 @@ def _address(root: Object, key: str, origin: str) -> str:
 
 def _declared(root: Object, name: str, origin: str) -> str:
     """Where a bare variable belongs. One that is only near to a declared one is a slip."""
-    places = {key: f"secrets.{key}" for key in _keys(root.get("secrets"))}
+    secrets = map(secret_name, _keys(root.get("secrets")))
+    places = {variable: f"secrets.{variable}" for variable in secrets}
     for node in (_matrix(root), root.get("envs")):
         places.update({key: f"envs.{key}" for key in _keys(node)})
     if name not in places and (near := nearest(name, places)):

@@ -18,12 +18,12 @@ from freegpu.errors import JobSpecError
 from freegpu.jobs import document, matrix
 from freegpu.jobs import overrides as changes
 from freegpu.jobs.accelerators import Choice
-from freegpu.jobs.document import Node, Object, Scalar, fail, found
+from freegpu.jobs.document import Node, Object, Scalar, fail, found, quoted
 from freegpu.jobs.kinds import Reading, Section, Value
 from freegpu.jobs.matrix import after_cycle
 from freegpu.jobs.model import Accelerator, Checkpointing, JobSpec, Needs
 from freegpu.jobs.retry import Retry
-from freegpu.jobs.special import MAX_NAME, job_name
+from freegpu.jobs.special import MAX_NAME, job_name, mount_target
 from freegpu.jobs.table import ROOT
 
 __all__ = ["Loaded", "after_cycle", "load", "loads"]
@@ -191,7 +191,7 @@ class _Maker:
 
     def _local(self, text: str, envs: Mapping[str, str]) -> str:
         """An absolute path: ${VARIABLES} of envs filled in, ~ expanded, relative to the file's folder."""
-        text = re.sub(_VARIABLE, lambda m: envs.get(m[1] or m[2], m[0]), text)
+        text = _filled(text, envs)
         home = self.environ.get("HOME")
         if home and (text == "~" or text.startswith("~/")):
             text = home + text[1:]
@@ -223,13 +223,21 @@ class _Maker:
 
     def _mounts(self, envs: Mapping[str, str]) -> dict[str, str]:
         mounts: dict[str, str] = {}
-        for target, source in self.root.get("file_mounts", {}).items():
+        for key, source in self.root.get("file_mounts", {}).items():
+            dotted = f"file_mounts.{key}"
+            at = self._at("file_mounts", key)
+            try:
+                target = mount_target(_filled(key, envs))
+            except ValueError as error:
+                hint = "write it relative, as in data/train.csv"
+                fail(at, dotted, f"file_mounts: the target {quoted(key[:80])} {error}", hint=hint)
+            if target in mounts:
+                fail(at, dotted, f"file_mounts: the target {quoted(target[:80])} stands twice")
             where = mounts[target] = self._local(source, envs)
             if not os.path.exists(where):
-                dotted = f"file_mounts.{target}"
                 message = f"{dotted}: {where} does not exist"
                 hint = "it is looked for beside the YAML file; write target: source"
-                fail(self._at("file_mounts", target), dotted, message, hint=hint)
+                fail(at, dotted, message, hint=hint)
         return mounts
 
     # --- what a place must have ------------------------------------------------------------------------
@@ -266,40 +274,73 @@ class _Maker:
 
     def _choice(self) -> Choice:
         """The cards of `accelerators`, or of all alternatives together."""
-        own: Choice = self.resources.get("accelerators", Choice())
+        own = self._cards(self.resources)
         names = [name for name in ("any_of", "ordered") if name in self.resources.values]
         if not names:
+            word = "gpus" if "gpus" in self.resources.values else "accelerators"
+            self._tell_elsewhere(own.elsewhere, own, word)
             return own
         if len(names) == 2:
             at = self.resources.at("ordered")
             message = "resources has any_of and ordered; choose one"
             fail(at, "resources.ordered", message, hint="ordered is any_of with a preference")
         dotted = f"resources.{names[0]}"
+        at = self.resources.at(names[0])
         cards: dict[Accelerator, None] = {}
         sizes = []
+        elsewhere: dict[str, None] = {}
         for alternative in self.resources.get(names[0]):
-            choice: Choice = alternative.get("accelerators", own)
+            choice = self._cards(alternative, own)
+            elsewhere.update(dict.fromkeys(choice.elsewhere))
+            if choice.only_elsewhere:
+                continue
             sizes.append(choice.vram_gb)
             if not choice.accelerators and not choice.vram_gb:
                 cards[Accelerator(card="CPU")] = None  # SkyPilot: an alternative without a card
             cards.update(dict.fromkeys(choice.accelerators))
         if any(sizes) and cards:
-            at = self.resources.at(names[0])
             message = f"{dotted} mixes cards by name and by memory; name the cards"
             fail(at, dotted, message, hint="or say only freegpu.vram, for any card of that memory")
         # by memory alone: the smallest of the sizes will do
-        return Choice(
+        chosen = Choice(
             accelerators=tuple(cards),
             ordered=names[0] == "ordered" and len(cards) > 1,
             vram_gb=min(sizes, default=0.0),
         )
+        self._tell_elsewhere(tuple(elsewhere), chosen, names[0])
+        return chosen
+
+    def _cards(self, section: Section, default: Choice | None = None) -> Choice:
+        """What one set of resources says of cards, under either of SkyPilot's two words for it."""
+        words = [word for word in ("accelerators", "gpus") if word in section.values]
+        if len(words) == 2:
+            message = "resources has accelerators and gpus, which mean the same; choose one"
+            fail(section.at("gpus"), "resources.gpus", message, hint="take gpus out")
+        chosen: Choice = section.get(words[0]) if words else (default or Choice())
+        return chosen
+
+    def _alternatives(self) -> Sequence[Section]:
+        """What any_of or ordered lists, less what only a card that no free platform has could do."""
+        listed: Sequence[Section] = (
+            self.resources.get("any_of") or self.resources.get("ordered") or ()
+        )
+        own = self._cards(self.resources)
+        return [one for one in listed if not self._cards(one, own).only_elsewhere]
+
+    def _tell_elsewhere(self, names: Sequence[str], chosen: Choice, word: str) -> None:
+        """Cards that SkyPilot's clouds have and no free platform: told, or refused where nothing else will do."""
+        at, listed = self.resources.at(word), " and ".join(names)
+        if names and not chosen.accelerators and not chosen.vram_gb:
+            message = f"resources.{word}: no free platform has {listed}"
+            hint = "name a card that `freegpu cards` shows, or any of a size: freegpu: {vram: 24+}"
+            fail(at, f"resources.{word}", message, hint=hint)
+        if names:
+            text = f"resources.{word}: without {listed}, which no free platform has"
+            self.reading.notice(at, text)
 
     def _floor(self, name: str, cpus: float = 0.0) -> float:
         """The least amount of cpus, memory or disk: the largest that any alternative asks for."""
-        alternatives: Sequence[Section] = (
-            self.resources.get("any_of") or self.resources.get("ordered") or ()
-        )
-        asked = [self._amount(one, name, cpus) for one in (self.resources, *alternatives)]
+        asked = [self._amount(one, name, cpus) for one in (self.resources, *self._alternatives())]
         if any(amount not in (0.0, max(asked)) for amount in asked[1:] or ()):
             text = f"resources: {name} differs between alternatives; {max(asked):g} is asked for in all"
             self.reading.notice(self.resources.node, text)
@@ -337,3 +378,8 @@ class _Maker:
             failures=section.get("failures", default.failures),
             preemptions=section.get("preemptions", default.preemptions),
         )
+
+
+def _filled(text: str, envs: Mapping[str, str]) -> str:
+    """The text with $NAME and ${NAME} of `envs` put in; other variables stay."""
+    return re.sub(_VARIABLE, lambda m: envs.get(m[1] or m[2], m[0]), text)

@@ -15,7 +15,7 @@ from freegpu.cards import filters
 from freegpu.jobs import units
 from freegpu.jobs.accelerators import card_name
 from freegpu.jobs.document import Array, Node, Object, Scalar, fail, found, quoted
-from freegpu.jobs.kinds import MapOf, Reading, Text, Value, did_you_mean
+from freegpu.jobs.kinds import MapOf, Reading, Text, Value, did_you_mean, text_of
 from freegpu.jobs.model import Estimate
 
 __all__ = [
@@ -25,12 +25,15 @@ __all__ = [
     "Axes",
     "Mounts",
     "Names",
+    "Secrets",
     "Workdir",
     "estimate",
     "inside",
     "job_name",
     "memory",
+    "mount_target",
     "not_blank",
+    "secret_name",
 ]
 
 MAX_NAME = 100
@@ -81,11 +84,16 @@ def inside(text: str) -> str:
     raise ValueError(message)
 
 
-def _mount_target(text: str) -> str:
+def mount_target(text: str) -> str:
     """As `inside`; SkyPilot's own name for the working folder is understood."""
     for prefix in ("~/sky_workdir/", "/root/sky_workdir/"):
         text = text.removeprefix(prefix)
     return inside(text)
+
+
+def secret_name(key: str) -> str:
+    """The variable that a key of `secrets` means: SkyPilot writes secrets:personal.HF_TOKEN for HF_TOKEN as well."""
+    return re.sub(r"^(secrets:)?((personal|workspace|global)\.)?", "", key)
 
 
 def _word(text: str) -> str:
@@ -154,7 +162,7 @@ class Workdir:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Mounts:
-    """Target inside the working folder -> local source."""
+    """Target inside the working folder -> local source, as written: variables are put in when envs are known."""
 
     def read(self, node: Node, name: str, reading: Reading) -> dict[str, str]:
         if not isinstance(node, Object):
@@ -167,13 +175,11 @@ class Mounts:
                 fail(entry.key, dotted, message, hint="download it in setup:")
             source = Text(what="a local path").read(entry.value, dotted, reading)
             try:
-                target = _mount_target(key)
+                mount_target(key)
             except ValueError as error:
                 message = f"{name}: the target {quoted(key[:80])} {error}"
                 fail(entry.key, dotted, message, hint="write it relative, as in data/train.csv")
-            if target in mounts:
-                fail(entry.key, dotted, f"{name}: the target {quoted(target[:80])} stands twice")
-            mounts[target] = source
+            mounts[key] = source
         return mounts
 
     def schema(self) -> dict[str, Any]:
@@ -182,6 +188,44 @@ class Mounts:
             "type": "object",
             "propertyNames": {"not": {"pattern": outside}},
             "additionalProperties": {"type": "string", "not": {"pattern": "^[A-Za-z0-9+.-]+://"}},
+        }
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Secrets(MapOf):
+    """Variables to null, or their names alone; SkyPilot's references to a secret that is kept elsewhere count as null."""
+
+    def read(self, node: Node, name: str, reading: Reading) -> dict[str, Any]:
+        if isinstance(node, Array):
+            keys = [(item, text_of(item, name, what="a name")) for item in node.items]
+            found_: dict[str, Any] = {}
+            for item, key in keys:
+                self.check_key(item, secret_name(key), name)
+                found_[secret_name(key)] = None
+            return found_
+        if not isinstance(node, Object):
+            fail(node, name, f"{name} must be a mapping of {self.what}, found {found(node)}")
+        values: dict[str, Any] = {}
+        for key, entry in node.entries.items():
+            variable = secret_name(key)
+            self.check_key(entry.key, variable, name)
+            value = self.value.read(entry.value, f"{name}.{variable}", reading)
+            if value is not None and variable != key:
+                message = f"{name}.{variable}: a reference to a secret has no value; leave it empty"
+                fail(entry.key, f"{name}.{variable}", message, hint=f"or write {variable}: alone")
+            if values.get(variable) is None:  # --set gives a value beside the reference
+                values[variable] = value
+        return values
+
+    def schema(self) -> dict[str, Any]:
+        reference = r"^(secrets:)?((personal|workspace|global)\.)?"
+        names = {"pattern": f"{reference}(?!FREEGPU_){self.keys}$"}
+        values = self.value.schema()
+        return {
+            "anyOf": [
+                {"type": "object", "propertyNames": names, "additionalProperties": values},
+                {"type": "array", "items": {"type": "string", **names}},
+            ]
         }
 
 

@@ -1,7 +1,7 @@
 """Every field of the job spec, once: the parser, the JSON Schema and the reference page are held to it.
 
-SkyPilot's fields (0.14) are all here, so that each is read, ignored with its reason, or refused with its
-reason; what SkyPilot has no word for stands under `freegpu:`. How values of a kind are read is decided in
+SkyPilot's fields are all here, so that each is read, ignored with its reason, or refused with its reason
+(those two in skypilot.py); what SkyPilot has no word for stands under `freegpu:`. How values of a kind are read is decided in
 kinds.py, what they mean together in spec.py.
 """
 
@@ -27,6 +27,7 @@ from freegpu.jobs.kinds import (
     Text,
     Value,
 )
+from freegpu.jobs.skypilot import RESOURCES_WITHOUT_MEANING, ROOT_WITHOUT_MEANING
 from freegpu.jobs.special import (
     ENV,
     MAX_JOBS,
@@ -34,6 +35,7 @@ from freegpu.jobs.special import (
     Axes,
     Mounts,
     Names,
+    Secrets,
     Workdir,
     estimate,
     inside,
@@ -83,8 +85,6 @@ def _size(what: str) -> Parsed:
 
 # --- the table -----------------------------------------------------------------------------------------
 
-_ANY_PLACE = "freegpu chooses the place; freegpu.platforms narrows it"
-
 _RESOURCES: tuple[Field, ...] = (
     Field(
         name="accelerators",
@@ -92,6 +92,12 @@ _RESOURCES: tuple[Field, ...] = (
         about="Cards that will do: one, a list in order of preference, or a map of which any will do.",
         default="any card, or the CPU where freegpu.vram is not set",
         example=["T4", "L4", "A100"],
+    ),
+    Field(
+        name="gpus",
+        kind=Accelerators(),
+        about="Another word for accelerators.",
+        example="T4",
     ),
     Field(
         name="cpus",
@@ -125,31 +131,7 @@ _RESOURCES: tuple[Field, ...] = (
         default="no demand",
         example=50,
     ),
-    Field(
-        name="use_spot", ignored="every free session may end early; checkpoints carry the job on"
-    ),
-    Field(name="infra", ignored=_ANY_PLACE),
-    Field(name="cloud", ignored=_ANY_PLACE),
-    Field(name="region", ignored=_ANY_PLACE),
-    Field(name="zone", ignored=_ANY_PLACE),
-    Field(
-        name="instance_type", ignored=f"{_ANY_PLACE}, and accelerators, cpus and memory the size"
-    ),
-    Field(name="image_id", ignored="a session runs in its platform's own image; use setup"),
-    Field(name="job_recovery", ignored="freegpu.retry says how often a job is tried again"),
-    Field(name="spot_recovery", ignored="freegpu.retry says how often a job is tried again"),
-    Field(name="labels", ignored="free platforms have no labels"),
-    Field(name="autostop", ignored="a session ends by itself when it has no work"),
-    Field(name="ports", ignored="a session cannot be reached from outside"),
-    Field(name="disk_tier", ignored="free platforms have one kind of disk"),
-    Field(name="ephemeral_storage", ignored="free platforms have one kind of disk"),
-    Field(name="local_disk", ignored="free platforms have one kind of disk"),
-    Field(name="network_tier", ignored="free platforms have one kind of network"),
-    Field(name="accelerator_args", ignored="the platform sets its accelerators up itself"),
-    Field(name="max_hourly_cost", ignored="freegpu uses free hours only"),
-    Field(name="priority", ignored="freegpu.priority says how urgent a job is"),
-    Field(name="priority_class", ignored="freegpu.priority says how urgent a job is"),
-    Field(name="volumes", refused="sessions have no volumes that outlive them; use file_mounts"),
+    *RESOURCES_WITHOUT_MEANING,
 )
 
 ALTERNATIVE = Group(fields=_RESOURCES)
@@ -376,7 +358,7 @@ ROOT = Group(
         ),
         Field(
             name="secrets",
-            kind=MapOf(value=Value(null=True), keys=ENV, what="variables to null", names_only=True),
+            kind=Secrets(value=Value(null=True), keys=ENV, what="variables to null"),
             about="Variables whose values are never stored in clear; null is taken from the environment.",
             default="none",
             example={"WANDB_API_KEY": None},
@@ -403,24 +385,7 @@ ROOT = Group(
             example=1,
         ),
         Field(name="freegpu", kind=FREEGPU, about="What SkyPilot has no word for."),
-        Field(name="config", ignored="it configures SkyPilot itself"),
-        Field(name="event_callback", ignored="freegpu keeps events in its ledger"),
-        Field(name="inputs", ignored="it only feeds SkyPilot's cost estimate"),
-        Field(
-            name="outputs", ignored="it only feeds SkyPilot's cost estimate; see freegpu.outputs"
-        ),
-        Field(name="experimental", ignored="it configures SkyPilot itself"),
-        Field(name="api_server_access", ignored="it configures SkyPilot itself"),
-        Field(name="file_mounts_mapping", ignored="it is SkyPilot's own bookkeeping"),
-        Field(name="_metadata", ignored="it is SkyPilot's own bookkeeping"),
-        Field(name="service", refused="freegpu runs jobs that end, it does not serve"),
-        Field(name="pool", refused="freegpu runs jobs that end, it keeps no pool"),
-        Field(
-            name="volumes", refused="sessions have no volumes that outlive them; use file_mounts"
-        ),
-        Field(name="volume_mounts", refused="sessions have no volumes; use file_mounts"),
-        Field(name="storage_mounts", refused="cloud buckets cannot be mounted; download in setup"),
-        Field(name="managed_secrets", refused="they lie on SkyPilot's server; use secrets"),
+        *ROOT_WITHOUT_MEANING,
     ),
 )
 

@@ -24,17 +24,17 @@ __all__ = [
 #: what `duration` takes, for the JSON Schema; the plain form is in seconds
 DURATION_PATTERN = r"^\s*([0-9]+(\.[0-9]+)?\s*[dhms]\s*)+$|^\s*[0-9]+(\.[0-9]+)?\s*$"
 #: what `size_gb` takes
-SIZE_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtT]([iI]?[bB])?)?\s*\+?\s*$"
+SIZE_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtTpP]([iI][bB]?|[bB])?)?\s*\+?\s*$"
 #: what `threshold` takes
 COUNT_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*\+?\s*$"
 
 # plain text on purpose, here and beside: `re` compiles on first use, and most commands read no spec
 _PIECE = r"\s*([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([dhms])\s*"
 _NUMBER = r"\s*([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*"
-_SIZE = r"(?i)\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([kmgt])(?:i?b)?)?\s*\+?\s*"
+_SIZE = r"(?i)\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([kmgtp])(?:ib?|b)?)?\s*\+?\s*"
 _COUNT = r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*\+?\s*"
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_GB = {"k": 1 / 1024**2, "m": 1 / 1024, "g": 1.0, "t": 1024.0}
+_GB = {"k": 1 / 1024**2, "m": 1 / 1024, "g": 1.0, "t": 1024.0, "p": 1024.0**2}
 
 
 def duration(text: str) -> float:

@@ -122,6 +122,9 @@ def test_the_command_sees_what_freegpu_and_skypilot_promise(session: AgentSessio
         "SKYPILOT_NUM_NODES": "1",
         "SKYPILOT_NODE_IPS": "127.0.0.1",
         "SKYPILOT_NUM_GPUS_PER_NODE": "2",
+        "SKYPILOT_SETUP_NODE_RANK": "0",
+        "SKYPILOT_SETUP_NODE_IPS": "127.0.0.1",
+        "SKYPILOT_SETUP_NUM_GPUS_PER_NODE": "2",
         "SKYPILOT_TASK_ID": "job-1-4",
     }
     assert {name: env.get(name) for name in expected} == expected

@@ -18,6 +18,8 @@ from freegpu.jobs.table import ROOT, dotted_fields
 ROOT_FOLDER = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT_FOLDER.glob("jobs/*/job.yaml"))
 PAGE = ROOT_FOLDER / "docs/reference/job-spec.md"
+#: SkyPilot's fields: mapped, ignored, refused
+SKYPILOT_PAGE = ROOT_FOLDER / "docs/reference/skypilot.md"
 CHECK = jsonschema.Draft202012Validator(schema())
 
 
@@ -67,6 +69,9 @@ def test_there_are_examples() -> None:
         "run: x\nenvs: {A: 1, B: true, C: text, D: 3e-4}",
         "run: x\nsecrets: [TOKEN]",
         "run: x\nsecrets: {TOKEN: null}",
+        "run: x\nsecrets: ['secrets:TOKEN']",
+        "run: x\nsecrets: {'secrets:personal.TOKEN': }",
+        "run: x\nresources: {gpus: {T4: 1}, memory: 16Gi+}",
         "run: x\nname:\nsetup:\nresources: {memory: }",
         "run: x\nresources: {accelerators: {T4: 1, L4: }, memory: 4x, cpus: 4+, disk_size: 50GB}",
         "run: x\nresources: {accelerators: [T4, 'L4:2']}",
@@ -99,6 +104,8 @@ def test_what_is_right_is_right_for_both(text: str) -> None:
         "run: x\nenvs: {A: [1]}",
         "run: x\nenvs: {A-B: 1}",
         "run: x\nenvs: {FREEGPU_A: 1}",
+        "run: x\nsecrets: ['secrets:FREEGPU_A']",
+        "run: x\nsecrets: {other:TOKEN: }",
         "run: x\nworkdir: {url: a}",
         "run: x\nworkdir: https://a/b",
         "run: x\nfile_mounts: {d: s3://b}",
@@ -163,16 +170,36 @@ def test_every_field_says_what_it_is_or_why_it_has_no_effect() -> None:
     assert {one.name for one in ROOT.fields} >= {"run", "freegpu", "resources"}
 
 
-@pytest.mark.parametrize("dotted", [name for name, _ in dotted_fields()])
-def test_every_field_stands_in_the_reference_with_its_reason(dotted: str) -> None:
+def rows(page: Path) -> dict[str, list[str]]:
+    """Field -> the cells behind it, of all tables of a page."""
+    lines = [line.split(" | ") for line in page.read_text().splitlines() if line[:3] == "| `"]
+    return {cells[0].strip("|` "): cells[1:] for cells in lines}
+
+
+@pytest.mark.parametrize(
+    "dotted", [name for name, one in dotted_fields() if not one.ignored and not one.refused]
+)
+def test_every_field_stands_in_the_reference(dotted: str) -> None:
     """A field that nobody can look up is a field that nobody uses."""
-    page = PAGE.read_text()
+    row = " | ".join(rows(PAGE)[dotted])
     one = dict(dotted_fields())[dotted]
-    row = next((line for line in page.splitlines() if line.startswith(f"| `{dotted}` ")), None)
-    assert row is not None
-    assert (one.ignored or one.refused) in row
     if one.default and not one.default.startswith(("none", "nothing")):
         assert one.default in row.replace("`", "")
+
+
+def test_every_field_of_skypilot_s_stands_on_its_page_with_its_fate_and_reason() -> None:
+    """Mapped, ignored or refused, and no row too many. The contract test holds the table to SkyPilot's schema."""
+    text = SKYPILOT_PAGE.read_text().split("## Every field\n")[1].split("\n## ")[0]
+    listed = {
+        cells[0].strip("|` "): (cells[1], cells[2].removesuffix(" |"))
+        for cells in (line.split(" | ") for line in text.splitlines() if line[:3] == "| `")
+    }
+    known = {name: one for name, one in dotted_fields() if name.partition(".")[0] != "freegpu"}
+    assert set(listed) == set(known)
+    for name, one in known.items():
+        fate, reason = listed[name]
+        assert fate == ("ignored" if one.ignored else "refused" if one.refused else "mapped"), name
+        assert reason == (one.ignored or one.refused or reason), name
 
 
 def test_the_yaml_of_the_reference_is_valid(tmp_path: Path) -> None:

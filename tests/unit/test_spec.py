@@ -228,6 +228,55 @@ def test_cards_by_memory_are_a_demand_on_memory() -> None:
     assert needs("{any_of: [{accelerators: 24GB}, {accelerators: 16GB+}]}") == Needs(vram_gb=16)
 
 
+def test_a_card_that_no_free_platform_has_may_stand_beside_others() -> None:
+    """A file for clouds runs on what is here; what only that card's alternative asks for is not asked for."""
+    loaded = loads("run: x\nresources: {accelerators: [MI300X, 'tpu-v5p-8', L4, T4]}")
+    assert [a.card for a in loaded.specs[0].needs.accelerators] == ["L4", "T4"]
+    assert loaded.notices == (
+        "job.yaml:2: resources.accelerators: without MI300X and tpu-v5p-8, which no free platform has",
+    )
+    got = needs("{any_of: [{gpus: 'GH200:1', memory: 400+, cpus: 64+}, {gpus: T4, memory: 8+}]}")
+    assert (got.accelerators, got.memory_gb, got.cpus) == ((Accelerator(card="T4"),), 8, 0)
+    got = needs("{gpus: L40, any_of: [{infra: aws}, {accelerators: T4}]}")
+    assert got.accelerators == (Accelerator(card="T4"),)
+
+
+def test_gpus_is_another_word_for_accelerators() -> None:
+    """SkyPilot's alias, in resources and in its alternatives; --set takes it too."""
+    assert needs("{gpus: {t4: 2}}") == needs("{accelerators: 'T4:2'}")
+    assert needs("{any_of: [{gpus: T4}, {accelerators: L4}]}").accelerators == (
+        Accelerator(card="T4"),
+        Accelerator(card="L4"),
+    )
+    set_ = loads("run: x", overrides=["resources.gpus=[L4, T4]"]).specs[0].needs
+    assert set_ == needs("{accelerators: [L4, T4]}")
+
+
+def test_secrets_by_reference_are_variables_that_the_file_leaves_open() -> None:
+    """SkyPilot's secrets:NAME and its scopes; a value given with the command is taken for it."""
+    text = "run: x\nsecrets: ['secrets:A', 'secrets:personal.B', C]"
+    environ = {"A": "1", "B": "2", "C": "3"}
+    assert loads(text, environ=environ).secrets == environ
+    given = loads(text, environ=environ, overrides=["secrets.B=new", "A=bare"])
+    assert given.secrets == {"A": "bare", "B": "new", "C": "3"}
+    assert given.specs[0].envs == {}
+    assert given.notices == ()
+
+
+def test_variables_in_targets_are_put_in_and_then_checked(tmp_path: Path) -> None:
+    """A target is inside the working folder when its variables are known, too."""
+    (tmp_path / "a").touch()
+    text = "run: x\nenvs: {D: deep/er}\nfile_mounts: {'${D}/f': a, '$OTHER': a}"
+    spec = one(text, path=tmp_path / "job.yaml")
+    assert set(spec.file_mounts) == {"deep/er/f", "$OTHER"}
+    for value in ("/abs", "../up", "~"):
+        bad = f"run: x\nenvs: {{D: {value!r}}}\nfile_mounts: {{$D/f: a}}"
+        error = refused(bad, path=tmp_path / "job.yaml")
+        assert (error.line, error.field) == (3, "file_mounts.$D/f")
+    twice = "run: x\nenvs: {D: d}\nfile_mounts: {d: a, $D: a}"
+    assert "'d' stands twice" in refused(twice, path=tmp_path / "job.yaml").message
+
+
 def test_alternatives_are_merged() -> None:
     """any_of is a set, ordered an order; one without a card means a CPU, as in SkyPilot."""
     got = needs("{cpus: 2, any_of: [{accelerators: T4}, {accelerators: {L4: 2}}, {cpus: 4}]}")
@@ -267,7 +316,7 @@ def test_nothing_is_ignored_silently() -> None:
         "job.yaml:3: resources.use_spot is ignored: every free session may end early; checkpoints carry the job on",
         "job.yaml:4: resources.cloud is ignored: freegpu chooses the place; freegpu.platforms narrows it",
         "job.yaml:5: resources.ports is ignored: a session cannot be reached from outside",
-        "job.yaml:7: config is ignored: it configures SkyPilot itself",
+        "job.yaml:7: config is ignored: it configures SkyPilot itself; instead of config.hooks, let run act on SIGTERM",
     )
 
 
@@ -429,6 +478,11 @@ def test_a_set_that_does_not_fit_says_which(override: str, part: str) -> None:
         ("run: x\nresources: {accelerators: []}", 2, "names no card"),
         ("run: x\nresources: {accelerators: [[T4]]}", 2, "lists cards, found a list"),
         ("run: x\nresources: {accelerators: 80GB:2}", 2, "several cards without naming one"),
+        ("run: x\nresources: {accelerators: amd:80GB+}", 2, "wants a card of amd"),
+        ("run: x\nresources: {accelerators: [T4, 80GB+]}", 2, "is a size, and stands alone"),
+        ("run: x\nresources: {accelerators: MI300X}", 2, "no free platform has MI300X"),
+        ("run: x\nresources: {gpus: T4, accelerators: T4}", 2, "mean the same; choose one"),
+        ("run: x\nsecrets: {'secrets:A': x}", 2, "a reference to a secret has no value"),
         ("run: x\nresources: {any_of: [], cpus: 1}", 2, "must be a list of resources"),
         ("run: x\nresources:\n  any_of: [{accelerators: T4}]\n  ordered: [{accelerators: L4}]", 4, "choose one"),
         ("run: x\nresources: {any_of: [{any_of: []}]}", 2, "unknown field 'any_of'"),
