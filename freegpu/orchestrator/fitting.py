@@ -13,7 +13,8 @@ from statistics import median_low
 
 from freegpu import cards
 from freegpu.jobs.model import Accelerator, Needs
-from freegpu.orchestrator.spots import Kind, Login, Shape, Spot, card_fault, lack
+from freegpu.orchestrator.machines import Shape, card_fault, lack
+from freegpu.orchestrator.spots import Kind, Login, Spot
 from freegpu.orchestrator.turns import Paces
 
 __all__ = ["Fitting", "Judged", "fitting"]
