@@ -6,6 +6,8 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3.14 python
   "$$name" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
   && echo "$$name" && break; done)
 WORKERS ?= auto
+# all seeds and loads take long: make bench PLACEMENT=
+PLACEMENT ?= --seeds 2 --loads 0.9
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUNTIME := .venv/.stamp-runtime
@@ -20,7 +22,7 @@ help:
 	@echo "make test      all tests"
 	@echo "make check     format, lint, types, layers and the quick tests"
 	@echo "make lint      the same without tests"
-	@echo "make bench     how fast the command line is"
+	@echo "make bench     how fast the command line, ticks and forecasts are, and how good placement is (two queues)"
 	@echo "make clean     remove the virtual environment and caches"
 
 install: $(RUNTIME)
@@ -44,7 +46,9 @@ lint: $(DEV)
 	$(BIN)/lint-imports
 
 bench: $(DEV)
-	@for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+	@for script in benchmarks/*.py; do \
+	  options=; case "$$script" in */placement.py) options='$(PLACEMENT)';; esac; \
+	  echo "$$script $$options"; $(BIN)/python "$$script" $$options || exit 1; done
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache freegpu-demo

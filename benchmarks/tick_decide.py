@@ -1,126 +1,125 @@
-"""How long one decision takes with a long queue: 10,000 waiting jobs, 100 offers.
+"""How long one decision takes with a long queue: 1,000, 10,000 and 100,000 waiting jobs, 100 places.
 
-    python benchmarks/tick_decide.py [--runs N] [--most SECONDS]
+    python benchmarks/tick_decide.py [--jobs 1000,10000,100000] [--places 100] [--runs 5] [--most SECONDS]
 
-Prints the medians for several queues as JSON; exits with 1 when one takes more CPU than --most seconds.
+The queue is as varied as in placement_lab/crowd.py, or all equal, or fits nowhere. CPU seconds: of the first decision of a
+process, and the median of the following ones, which remember what fits what. The growth from one size to the next is set
+against that of n log n. Exits with 1 if the median over 10,000 jobs is more than --most.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
+import gc
+import math
 import statistics
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from freegpu.adapters.base import Capabilities, Offer, Window, WindowKind
+from placement_lab import crowd
+
 from freegpu.jobs.model import Accelerator, Estimate, Needs
-from freegpu.orchestrator.model import Balance, FigureSource, Place, Snapshot, Waiting
+from freegpu.orchestrator import fitting, spots
+from freegpu.orchestrator.model import Snapshot
 from freegpu.orchestrator.placement import decide
 
-NOW = datetime(2026, 12, 2, 12, tzinfo=UTC)
-CARDS = ("T4", "P100", "V100", "L4", "A10G", "A100", "RTX3060", "CPU")
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One queue."""
+
+    jobs: int
+    first_s: float
+    usual_s: float
+    actions: int
 
 
-def places(rng: random.Random, count: int) -> tuple[Place, ...]:
-    """`count` platforms with one offer each, two slots at most."""
-    found = []
-    for index in range(count):
-        name, card = f"platform-{index:03}", rng.choice(CARDS)
-        window = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=108000)
-        offer = Offer(
-            platform=name,
-            account="me",
-            card=card,
-            count=rng.choice((1, 2)),
-            session_limit_s=rng.choice((14400.0, 43200.0)),
-            start_delay_s=120,
-            pool="gpu",
-        )
-        balance = Balance(
-            platform=name,
-            account="me",
-            pool="gpu",
-            window=window,
-            limit_s=108000,
-            used_s=rng.randrange(100000),
-            reserved_s=0,
-            resets_at=NOW + timedelta(hours=rng.randrange(1, 168)),
-            source=FigureSource.LEDGER,
-        )
-        capabilities = Capabilities(max_concurrent=rng.choice((1, 2)))
-        found.append(
-            Place(
-                platform=name,
-                account="me",
-                capabilities=capabilities,
-                offers=(offer,),
-                open_sessions=0,
-                balances=(balance,),
-            )
-        )
-    return tuple(found)
+def varied(given: Snapshot) -> Snapshot:
+    return given
 
 
-def queue(rng: random.Random, count: int, kind: str) -> tuple[Waiting, ...]:
-    """Equal jobs; 200 kinds of jobs, each of its own length; jobs that fit nowhere."""
-    variants = []
-    for index in range(200):
-        named = tuple(Accelerator(card=card) for card in rng.sample(CARDS[:-1], index % 4))
-        variants.append(
-            Needs(accelerators=named, vram_gb=rng.randrange(0, 16), ordered=bool(index % 2))
-        )
-    jobs = []
-    for seq in range(count):
-        needs, estimate, deadline = Needs(accelerators=(Accelerator(card="T4"),)), None, None
-        if kind == "200 kinds":
-            needs = rng.choice(variants)
-            estimate = Estimate(seconds=rng.randrange(600, 200000), card=rng.choice(CARDS))
-            deadline = NOW + timedelta(hours=rng.randrange(1, 400)) if seq % 3 == 0 else None
-        elif kind == "fits nowhere":
-            needs = Needs(accelerators=(Accelerator(card="H100"),), vram_gb=1 + seq % 80)
-        jobs.append(
-            Waiting(
-                id=f"j{seq:05}",
-                seq=seq,
-                name="bench",
-                needs=needs,
-                estimate=estimate,
-                priority=rng.randrange(-2, 3),
-                deadline=deadline,
-                created_at=NOW,
-            )
-        )
-    return tuple(jobs)
+def all_equal(given: Snapshot) -> Snapshot:
+    """A matrix: one need, one length."""
+    needs, estimate = Needs(accelerators=(Accelerator(card="T4"),)), Estimate(seconds=7200)
+    alike = tuple(replace(job, needs=needs, estimate=estimate, avoid={}) for job in given.waiting)
+    return replace(given, waiting=alike)
+
+
+def fits_nowhere(given: Snapshot) -> Snapshot:
+    """All of it has to be looked at, and nothing ends the search."""
+    needs = [Needs(accelerators=(Accelerator(card="H100"),), vram_gb=1 + at) for at in range(80)]
+    waiting = [replace(job, needs=needs[job.seq % 80]) for job in given.waiting]
+    return replace(given, waiting=tuple(waiting))
+
+
+QUEUES: dict[str, Callable[[Snapshot], Snapshot]] = {
+    "varied": varied,
+    "all equal": all_equal,
+    "fits nowhere": fits_nowhere,
+}
+
+
+def forget() -> None:
+    """As in a process that has just begun."""
+    for known in (fitting._fitting, spots.misfit, spots._kind):
+        known.cache_clear()
+
+
+def fresh(snapshot: Snapshot) -> Snapshot:
+    """The same with jobs that nothing was worked out of: a tick reads them anew."""
+    return replace(snapshot, waiting=tuple(replace(job) for job in snapshot.waiting))
+
+
+def measure(snapshot: Snapshot, runs: int) -> Figures:
+    """CPU seconds of `runs` decisions after a first one."""
+    forget()
+    times, actions = [], 0
+    for _ in range(runs + 1):
+        given = fresh(snapshot)
+        gc.collect()
+        begin = time.process_time()
+        actions = len(decide(given, crowd.NOW))
+        times.append(time.process_time() - begin)
+    return Figures(len(snapshot.waiting), times[0], statistics.median(times[1:]), actions)
+
+
+def growth(before: Figures | None, now: Figures) -> str:
+    """t(m) / t(n), and the same of n log n."""
+    if before is None:
+        return ""
+    grown = now.usual_s / before.usual_s
+    ideal = now.jobs * math.log(now.jobs) / (before.jobs * math.log(before.jobs))
+    return f"{grown:.1f} (n log n: {ideal:.1f})"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--offers", type=int, default=100)
-    parser.add_argument("--most", type=float, default=0.3, help="CPU seconds a decision may take")
+    parser.add_argument("--jobs", default="1000,10000,100000")
+    parser.add_argument("--places", type=int, default=100)
+    parser.add_argument("--runs", type=int, default=5, help="fewer from 50,000 jobs on")
+    parser.add_argument("--most", type=float, default=0.5, help="CPU seconds, with 10,000 jobs")
     options = parser.parse_args()
-    rng = random.Random(1)
-    offered = places(rng, options.offers)
-    report = {}
-    for kind in ("all equal", "200 kinds", "fits nowhere"):
-        snapshot = Snapshot(waiting=queue(rng, options.jobs, kind), places=offered)
-        times, busy, actions = [], [], 0
-        for _ in range(options.runs):
-            start, cpu = time.perf_counter(), time.process_time()
-            actions = len(decide(snapshot, NOW))
-            times.append(time.perf_counter() - start)
-            busy.append(time.process_time() - cpu)
-        report[kind] = {
-            "median_s": round(statistics.median(times), 4),
-            "median_cpu_s": round(statistics.median(busy), 4),
-            "actions": actions,
-        }
-    print(json.dumps(report, indent=1))
-    return int(any(row["median_cpu_s"] > options.most for row in report.values()))
+    slow = False
+    sizes = sorted(int(part) for part in options.jobs.split(","))
+    crowds = {jobs: crowd.snapshot(jobs, options.places) for jobs in sizes}
+    print("| queue | jobs | places | first s | usual s | growth | actions |")
+    print("|---|---|---|---|---|---|---|")
+    for name, make in QUEUES.items():
+        before: Figures | None = None
+        for jobs in sizes:
+            runs = options.runs if jobs < 50_000 else max(1, options.runs // 3)
+            found = measure(make(crowds[jobs]), runs)
+            cells = (
+                f"{name} | {jobs} | {options.places} | {found.first_s:.3f} | {found.usual_s:.3f}",
+                growth(before, found),
+                str(found.actions),
+            )
+            print("| " + " | ".join(cells) + " |", flush=True)
+            slow = slow or (jobs == 10_000 and found.usual_s > options.most)
+            before = found
+    return int(slow)
 
 
 if __name__ == "__main__":

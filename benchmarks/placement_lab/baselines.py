@@ -11,7 +11,6 @@ from datetime import datetime
 from freegpu import cards
 from freegpu.adapters.base import Offer
 from freegpu.orchestrator.forecast import Policy
-from freegpu.orchestrator.forecast.state import shape_of
 from freegpu.orchestrator.model import (
     Action,
     Assign,
@@ -22,7 +21,7 @@ from freegpu.orchestrator.model import (
     Waiting,
 )
 from freegpu.orchestrator.placement import decide
-from freegpu.orchestrator.spots import Ask, Kind, Shape, blocked, unfit
+from freegpu.orchestrator.spots import Ask, Kind, Shape, blocked, shape_of, unfit
 
 #: a new session lasts so long, or as long as its job needs, seconds
 LEAST_S = 3600.0
@@ -57,7 +56,7 @@ class Greedy:
 
     def __call__(self, snapshot: Snapshot, now: datetime) -> list[Action]:
         board = _Board(snapshot, now)
-        asks = [(job, Ask.of(job, Kind.of(job))) for job in snapshot.waiting]
+        asks = [(job, Ask.of(job)) for job in snapshot.waiting]
         asks.sort(key=lambda entry: (*self.order(*entry), entry[0].seq))
         for job, ask in asks:
             seats = board.seats(ask)

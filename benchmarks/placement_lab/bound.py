@@ -24,8 +24,7 @@ from freegpu import cards
 from freegpu.adapters.base import Offer, WindowKind
 from freegpu.orchestrator.forecast import Job, Platform, Pool, World
 from freegpu.orchestrator.forecast.purse import Purse
-from freegpu.orchestrator.forecast.state import shape_of
-from freegpu.orchestrator.spots import Kind, unfit
+from freegpu.orchestrator.spots import Kind, shape_of, unfit
 
 HOUR = 3600.0
 

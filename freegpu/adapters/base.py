@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NewType, Protocol, runtime_checkable
 
 from freegpu.agent.wire import Profile
+from freegpu.jobs.model import Remembers
 
 __all__ = [
     "Adapter",
@@ -92,7 +93,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class Offer(Remembers):
     """What an account could give now: one session of this shape."""
 
     #: the adapter's name

@@ -125,6 +125,7 @@ def names() -> tuple[str, ...]:
     return _names()
 
 
+@lru_cache(maxsize=4096)
 def fulfils(have: str, wanted: str) -> bool:
     """Whether a job that asks for `wanted` may get `have`: the same card, or one that is better in every way
     that counts (an A100-80GB for an A100). Names that no table holds must be equal but for case."""

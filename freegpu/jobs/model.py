@@ -20,8 +20,20 @@ class Accelerator:
     count: int = 1
 
 
+class Remembers:
+    """Room in a frozen value for what was worked out of it once. It is no field: it is neither compared, written down nor
+    copied."""
+
+    __slots__ = ("memo",)
+    memo: Any
+
+    def remember(self, found: Any) -> None:
+        """To be called by whoever worked it out, and by nobody else for values of this class."""
+        object.__setattr__(self, "memo", found)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
+class Needs(Remembers):
     """What a place must have for the job to run there. Equal needs are judged once for all jobs."""
 
     #: acceptable cards; empty: any card, and a CPU too unless `vram_gb` is set
@@ -41,6 +53,16 @@ class Needs:
     workload: str = "general"
     #: "bf16": only cards that have it in silicon; "any": the job asks FREEGPU_PRECISION, or does not mind
     precision: str = "any"
+
+    def __hash__(self) -> int:
+        # a decision looks the same needs up thousands of times, and hashing all fields takes longer than the look-up
+        try:
+            return self.memo  # type: ignore[no-any-return]
+        except AttributeError:
+            every = (self.accelerators, self.ordered, self.vram_gb, self.memory_gb, self.cpus)
+            more = (self.disk_gb, self.platforms, self.workload, self.precision)
+            self.remember(hash((every, more)))
+            return hash((every, more))
 
     @property
     def allows_cpu(self) -> bool:

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, lru_cache
-from statistics import median_low
+from functools import cached_property
+from operator import itemgetter
 from typing import Any, TypeVar
 
-from freegpu import cards
 from freegpu.adapters.base import Offer
-from freegpu.jobs.model import Needs
 from freegpu.orchestrator import moves, reserve
-from freegpu.orchestrator.expectation import DUST, SHORT, Outlook, dust, expect, too_short
+from freegpu.orchestrator.expectation import (
+    DUST,
+    SHORT,
+    Outlook,
+    dust,
+    expect,
+    shorter,
+    too_short,
+)
+from freegpu.orchestrator.fitting import Fitting, fitting
 from freegpu.orchestrator.model import (
     Assign,
     Assignment,
@@ -33,10 +40,9 @@ from freegpu.orchestrator.spots import (
     Budget,
     Kind,
     Login,
-    Shape,
     Spot,
     SpotKind,
-    misfit,
+    least_s,
     unfit,
 )
 from freegpu.orchestrator.turns import Paces, Turn, turn, urgent
@@ -47,8 +53,6 @@ T = TypeVar("T")
 
 #: finishes within this factor of the best are as good as the best: the estimates are worse than that
 NEAR = 1.05
-#: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere
-HOME = 8.0
 
 #: for offers that draw on no quota, or on one that nobody counts
 _UNLIMITED = Budget()
@@ -79,8 +83,8 @@ class Fit:
 
     kind: Kind
     spots: list[tuple[Spot, int]]
-    #: shapes that fit, with their place in the list
-    choices: Mapping[Shape, int]
+    #: by the number of a machine's shape: its place in the list; None: it does not fit
+    choices: Sequence[int | None]
     #: how fast the best and a middling card of these are; None: nothing fits
     paces: Paces | None
     #: platforms where these jobs run at a speed worth it, without a person's help
@@ -89,16 +93,29 @@ class Fit:
     hopeless: bool
     #: urgent or not -> the longest of these jobs that may still be let in, T4 seconds
     most: dict[bool, float] = field(default_factory=dict)
+    #: how many of these jobs have not had their turn
+    to_come: int = 0
+    #: how much had been taken when `spots` was looked through last
+    looked: int = -1
     #: sessions started by this call that were looked at
     seen: int = 0
 
     def welcome(self, started: Sequence[Started]) -> None:
         """Count in the slots of sessions that were started since the last look."""
+        if self.seen == len(started):
+            return
+        kind, narrow = self.kind, self.kind.narrow
+        more: list[tuple[Spot, int]] = []
         for session in started[self.seen :]:
-            choice = self.choices.get(session.spot.shape)
-            if choice is not None and not self.kind.refused(session.spot.offer.platform):
-                self.spots.append((session.spot, choice))
+            spot = session.spot
+            choice = self.choices[spot.number]
+            if choice is not None and not (narrow and not kind.allows(spot.offer.platform)):
+                if not spot.gone:
+                    more.append((spot, choice))
                 self.most.clear()
+        if more:
+            # the list may be that of other kinds, too
+            self.spots = self.spots + more
         self.seen = len(started)
 
 
@@ -111,13 +128,21 @@ class Board:
     places: Sequence[Place]
     #: in an order that depends on their content alone; ties go to the first
     spots: list[Spot]
-    shapes: dict[Shape, list[Spot]]
+    fitting: Fitting
     #: sessions that a login may still open, and how many it may have
     openings: dict[Login, tuple[int, int]]
+    #: spots that some job could have when the decision began; too short ones are out for jobs with this grace
+    open: list[Spot] = field(default_factory=list)
+    grace_s: float = -1.0
     fits: dict[Kind, Fit] = field(default_factory=dict)
     assigned: list[Assign] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     spent: bool = False
+    #: how often something was taken
+    taken: int = 0
+    #: open spots that suit, by the identity of what `fitting` remembers for some needs
+    _suited: dict[int, list[tuple[Spot, int]]] = field(default_factory=dict)
+    _claims: dict[tuple[frozenset[Login], bool], reserve.Claim] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> Board:
@@ -154,31 +179,46 @@ class Board:
             for place in places
             for offer in _ordered(place.offers, lambda offer: (offer.card, offer.count, offer.pool))
         ]
-        shapes: dict[Shape, list[Spot]] = {}
         for rank, spot in enumerate(spots):
             spot.rank = rank
-            shapes.setdefault(spot.shape, []).append(spot)
         moves.keep_open(spots, snapshot.running)
         board = cls(
-            snapshot=snapshot, now=now, places=places, spots=spots, shapes=shapes, openings=openings
+            snapshot=snapshot,
+            now=now,
+            places=places,
+            spots=spots,
+            fitting=fitting(spots),
+            openings=openings,
         )
-        board.count()
+        board.look()
+        board.open = [spot for spot in spots if not spot.gone]
         return board
 
     def queue(self, waiting: Sequence[Waiting]) -> list[tuple[Turn, Waiting, Ask, Fit]]:
         """Every job, in the order in which they choose."""
+        asks = [Ask.of(job) for job in waiting]
+        # where the job that asks least gets nothing done, nobody does
+        self.grace_s = min((ask.kind.grace_s for ask in asks), default=0.0)
+        least = least_s(self.grace_s)
+        self.open = [spot for spot in self.open if not shorter(spot, least)]
+        now, goal = self.now, self.snapshot.goal
         found = []
-        for job in waiting:
-            fit = self.fit(Kind.of(job))
-            ask = Ask.of(job, fit.kind)
-            rank = turn(job, ask, fit.paces, len(fit.homes), self.now, self.snapshot.goal)
+        for job, ask in zip(waiting, asks, strict=True):
+            fit = self.fit(ask.kind)
+            fit.to_come += 1
+            rank = turn(job, ask, fit.paces, len(fit.homes), now, goal)
             found.append((rank, job, ask, fit))
-        return sorted(found, key=lambda entry: entry[0])
+        found.sort(key=itemgetter(0))
+        return found
 
     def claim(self, job: Waiting, ask: Ask, fit: Fit) -> reserve.Claim:
         """What the job may take of what is kept."""
         presses = fit.paces is not None and urgent(job, ask, fit.paces, self.now)
-        return reserve.Claim(homes=fit.homes, urgent=presses)
+        found = self._claims.get((fit.homes, presses))
+        if found is None:
+            found = reserve.Claim(homes=fit.homes, urgent=presses)
+            self._claims[fit.homes, presses] = found
+        return found
 
     @cached_property
     def others(self) -> int:
@@ -188,58 +228,31 @@ class Board:
     @cached_property
     def sole(self) -> frozenset[Login]:
         """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
-        jobs = [*self.snapshot.waiting, *(running.job for running in self.snapshot.running)]
-        every = {*(job.needs for job in jobs), *self.snapshot.lately}
-        free = {replace(needs, platforms=()) if needs.platforms else needs for needs in every}
-        homes = [self._homes(needs) for needs in free]
-        return frozenset(login for where in homes if len(where) == 1 for login in where)
+        jobs = [job.needs for job in self.snapshot.waiting]
+        jobs += [running.job.needs for running in self.snapshot.running]
+        return self.fitting.sole(jobs) | self.fitting.sole_lately(self.snapshot.lately)
 
     def fit(self, kind: Kind) -> Fit:
         """What fits jobs of this kind; looked at once, by shape."""
         found = self.fits.get(kind)
         if found is None:
-            choices, paces = self._judged(kind.needs)
-            spots = [(spot, at) for shape, at in choices.items() for spot in self.shapes[shape]]
-            if kind.narrow:
-                spots = [entry for entry in spots if not kind.refused(entry[0].offer.platform)]
-            if not kind.narrow:
-                homes = self._homes(kind.needs)
-            else:
-                able = [entry for entry in self._memory.able if not kind.refused(entry[0][0])]
-                homes = _homes(able, paces)
+            judged = self.fitting.of_kind(kind)
+            choices = judged.choices
+            spots = self._suited.get(id(choices))
+            if spots is None:
+                spots = [(s, at) for s in self.open if (at := choices[s.number]) is not None]
+                self._suited[id(choices)] = spots
+            allows = kind.allows
+            there = [e for e in spots if allows(e[0].offer.platform)] if kind.narrow else spots
             found = self.fits[kind] = Fit(
                 kind=kind,
-                spots=spots,
+                spots=there,
                 choices=choices,
-                paces=Paces(min(paces.values()), median_low(paces.values())) if spots else None,
-                homes=homes,
-                hopeless=not spots,
+                paces=judged.paces,
+                homes=judged.homes,
+                hopeless=judged.paces is None,
+                looked=0 if kind.grace_s == self.grace_s and not self.taken else -1,
             )
-        return found
-
-    @cached_property
-    def _memory(self) -> _Memory:
-        able: dict[Login, dict[Shape, None]] = {}
-        for spot in self.spots:
-            if not spot.attended and not spot.closed:
-                able.setdefault(spot.login, {})[spot.shape] = None
-        return _memory(
-            tuple(self.shapes), tuple((login, tuple(shapes)) for login, shapes in able.items())
-        )
-
-    def _judged(self, needs: Needs) -> _Judged:
-        memory = self._memory
-        found = memory.judged.get(needs)
-        if found is None:
-            found = memory.judged[needs] = _judged(needs, memory.shapes)
-        return found
-
-    def _homes(self, needs: Needs) -> frozenset[Login]:
-        """Where jobs with these needs run at a speed worth it, platforms not considered."""
-        memory = self._memory
-        found = memory.homes.get(needs)
-        if found is None:
-            found = memory.homes[needs] = _homes(memory.able, self._judged(needs)[1])
         return found
 
     def explained(self, ask: Ask, spot: Spot, claim: reserve.Claim) -> Outlook:
@@ -258,6 +271,9 @@ class Board:
 
     def outlook(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook:
         """What a spot that fits the job and is open would mean now."""
+        found = self._allowed(ask, spot, choice, claim)
+        if found is not None:
+            return found
         if dust(ask, spot):
             return Outlook(fault=DUST, choice=choice)
         outlook = expect(ask, spot, choice)
@@ -265,12 +281,22 @@ class Board:
             return outlook.but(
                 f"a person must start the session: freegpu cell {spot.offer.platform}"
             )
+        return outlook.but(reserve.kept(spot, claim, self.sole))
+
+    def _allowed(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook | None:
+        """The same if the job may have it, else None: nobody asks for most reasons."""
+        if spot.attended or dust(ask, spot):
+            return None
         units = reserve.cost(ask, spot)
-        if units > reserve.allowance(spot, claim, self.sole):
-            return outlook.but(reserve.kept(spot, claim, self.sole))
-        return (
-            replace(outlook, price_s=reserve.price(units, spot, self.others)) if units else outlook
-        )
+        if units > 0:
+            whose = (claim.homes, claim.urgent)
+            allowed = spot.allowances.get(whose)
+            if allowed is None:
+                allowed = reserve.allowance(spot, claim, self.sole)
+                spot.allowances[whose] = allowed
+            if units > allowed:
+                return None
+        return expect(ask, spot, choice, reserve.price(units, spot, self.others) if units else 0.0)
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
         """The longest job of this kind that is still let in anywhere."""
@@ -296,16 +322,17 @@ class Board:
     def ranked(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> list[tuple[Spot, Outlook]]:
         """What this job could take, best first."""
         fit.welcome(self.started)
-        # What is full or too short for this kind of job stays so while we decide.
-        fit.spots = [
-            (spot, choice)
+        # What is gone (full, closed) or too short for this kind of job stays so while we decide.
+        if fit.looked != self.taken:
+            fit.looked, kind = self.taken, fit.kind
+            fit.spots = [e for e in fit.spots if not e[0].gone and not too_short(kind, e[0])]
+        found = [
+            (spot, outlook)
             for spot, choice in fit.spots
-            if not spot.gone and not self.shut(fit.kind, spot)
+            if (outlook := self._allowed(ask, spot, choice, claim)) is not None
         ]
-        looks = [(spot, self.outlook(ask, spot, choice, claim)) for spot, choice in fit.spots]
-        found = [(spot, outlook) for spot, outlook in looks if not outlook.fault]
-        if not found:
-            return []
+        if len(found) < 2:
+            return found
         first = min(outlook.choice for _, outlook in found)
         least = min(outlook.rank_s for _, outlook in found if outlook.choice == first)
 
@@ -349,60 +376,32 @@ class Board:
         spot.free -= 1
 
     def count(self) -> None:
-        """Note which spots are gone, and whether any is left."""
+        """After something was taken: note what quota is left, and the same as `look`."""
+        self.taken += 1
         for spot in self.spots:
-            spot.gone = spot.gone or spot.free < 1 or bool(spot.closed or self._full(spot))
+            if not spot.gone:
+                spot.measure()
+        self.look()
+
+    def look(self) -> None:
+        """Note which spots are gone, and whether any is left."""
+        openings = self.openings
+        for spot in self.spots:
+            if not spot.gone:
+                full = spot.kind is SpotKind.NEW and openings[spot.login][0] < 1
+                spot.gone = full or spot.free < 1 or bool(spot.closed)
         self.spent = all(spot.gone or spot.attended for spot in self.spots)
-
-
-#: shapes that fit, with their place in the job's list of cards, and with seconds per T4 second
-_Judged = tuple[Mapping[Shape, int], Mapping[Shape, float]]
-#: logins where sessions may be started, each with the shapes of its machines
-_Able = tuple[tuple[Login, tuple[Shape, ...]], ...]
-
-
-@dataclass(kw_only=True, slots=True)
-class _Memory:
-    """What was found of the shapes and platforms of a board: at most ticks they are those of the tick before."""
-
-    shapes: tuple[Shape, ...]
-    able: _Able
-    judged: dict[Needs, _Judged] = field(default_factory=dict)
-    homes: dict[Needs, frozenset[Login]] = field(default_factory=dict)
-
-
-@lru_cache(maxsize=16)
-def _memory(shapes: tuple[Shape, ...], able: _Able) -> _Memory:
-    return _Memory(shapes=shapes, able=able)
-
-
-def _judged(needs: Needs, shapes: Sequence[Shape]) -> _Judged:
-    choices = {}
-    for shape in shapes:
-        fault, choice = misfit(needs, shape)
-        if not fault:
-            choices[shape] = choice
-    return choices, {shape: 1 / cards.speed(shape[0], needs.workload) for shape in choices}
-
-
-def _homes(
-    able: Iterable[tuple[Login, tuple[Shape, ...]]], paces: Mapping[Shape, float]
-) -> frozenset[Login]:
-    """A processor is no home for what wants a card's speed."""
-    best = {
-        login: min(fits)
-        for login, shapes in able
-        if (fits := [paces[shape] for shape in shapes if shape in paces])
-    }
-    least = min(best.values(), default=0.0)
-    return frozenset(login for login, pace in best.items() if pace <= HOME * least)
 
 
 def _ordered(items: Iterable[T], key: Callable[[T], Any]) -> list[T]:
     """By the key, and where that leaves two equal by all that they hold, which takes long to write out."""
-    found = sorted(items, key=key)
-    if all(key(one) != key(other) for one, other in itertools.pairwise(found)):
+    found = list(items)
+    if len(found) < 2:
         return found
+    keys = [key(item) for item in found]
+    order = sorted(range(len(found)), key=keys.__getitem__)
+    if all(keys[one] != keys[other] for one, other in itertools.pairwise(order)):
+        return [found[at] for at in order]
     return sorted(found, key=lambda item: (key(item), repr(item)))
 
 

@@ -16,7 +16,7 @@ from freegpu import cards
 from freegpu.orchestrator.model import Score
 from freegpu.orchestrator.spots import Ask, Kind, Spot, SpotKind, span_text
 
-__all__ = ["DUST", "SHORT", "Outlook", "dust", "expect", "too_short"]
+__all__ = ["DUST", "SHORT", "Outlook", "dust", "expect", "shorter", "too_short"]
 
 #: work that a quota which never comes back leaves over waits this long, for ranking: somewhere a week turns
 ELSEWHERE_S = 7 * 86400.0
@@ -114,14 +114,19 @@ class Outlook:
         return f"{guess}would finish in {span_text(self.expected_s)} over {many}{waits}"
 
 
-def expect(ask: Ask, spot: Spot, choice: int = 0) -> Outlook:
-    """The walk through sessions and quota windows."""
-    return _walk(ask, spot, choice)
+def expect(ask: Ask, spot: Spot, choice: int = 0, price_s: float = 0.0) -> Outlook:
+    """The walk through sessions and quota windows; `price_s`: what the quota counts for."""
+    return _walk(ask, spot, choice, price_s)
 
 
 def too_short(kind: Kind, spot: Spot) -> bool:
     """Whether no job of this kind gets anything done in the first session there."""
-    return _room(spot) < _least(kind, spot)
+    return shorter(spot, kind.least_s)
+
+
+def shorter(spot: Spot, least_s: float) -> bool:
+    """Whether the first session there holds less than this after its start."""
+    return spot.room_s < least_s + (0.0 if spot.kind is SpotKind.LIVE else spot.delay_s)
 
 
 def dust(ask: Ask, spot: Spot) -> bool:
@@ -129,21 +134,12 @@ def dust(ask: Ask, spot: Spot) -> bool:
 
     On a quota that comes back bit by bit sessions would otherwise double, each of them mostly start.
     """
-    if (
-        spot.kind is not SpotKind.NEW
-        or spot.quota_s >= spot.limit_s
-        or spot.budget.refill_in_s is None
-    ):
+    if not spot.poor:
         return False
     worth = TRICKLE_S if spot.budget.trickles else WORTH_S
     if spot.rate > 0:
         worth = min(worth, WORTH_SHARE * spot.budget.limit_s / spot.rate)
     return spot.quota_s < spot.delay_s + ask.kind.grace_s + min(worth, ask.work_s / spot.speed(ask))
-
-
-def _room(spot: Spot) -> float:
-    """How long the first session there lasts from now, seconds."""
-    return spot.left_s if spot.kind is SpotKind.LIVE else min(spot.limit_s, spot.quota_s)
 
 
 def _least(kind: Kind, spot: Spot) -> float:
@@ -167,7 +163,7 @@ def _more(spot: Spot) -> str:
     return f"; more in {span_text(back)}" if back is not None else ""
 
 
-def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
+def _walk(ask: Ask, spot: Spot, choice: int, price_s: float) -> Outlook:
     speed, grace, budget = spot.speed(ask) * spot.useful(ask), ask.kind.grace_s, spot.budget
     # what past sessions showed makes the walk longer; it never makes a place impossible
     limit = min(spot.limit_s, max(spot.soft_s, spot.delay_s + ask.kind.least_s))
@@ -175,7 +171,7 @@ def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
     if spot.kind is SpotKind.LIVE:
         useful = (spot.left_s - grace) * speed
         if work <= useful:
-            return Outlook(choice=choice, expected_s=work / speed, sessions=1)
+            return Outlook(choice=choice, expected_s=work / speed, sessions=1, price_s=price_s)
         work, elapsed, sessions = work - useful, spot.left_s, 1
     work, took, count = _stretch(work, speed, spot, limit, spot.quota_s, grace)
     elapsed, sessions = elapsed + took, sessions + count
@@ -194,7 +190,12 @@ def _walk(ask: Ask, spot: Spot, choice: int) -> Outlook:
             elapsed, sessions = elapsed + took, sessions + count
     expected = elapsed + (ELSEWHERE_S + work / speed if work else 0.0)
     return Outlook(
-        choice=choice, expected_s=expected, left_over_s=work, waits_s=waits, sessions=sessions
+        choice=choice,
+        expected_s=expected,
+        left_over_s=work,
+        waits_s=waits,
+        sessions=sessions,
+        price_s=price_s,
     )
 
 

@@ -6,7 +6,7 @@ observation, so that 499 cells of a matrix need not wait for the first to end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt
@@ -21,7 +21,7 @@ LEAST_S = 60.0
 def book(
     ledger: Ledger, families: dict[str, Kin] | None = None
 ) -> tuple[Book | None, Mapping[str, Kin]]:
-    """What the jobs of this home showed, and the kin of each that is open; (None, {}): nothing was seen yet.
+    """What the jobs of this home showed, and the kin of each that it may tell something about; (None, {}): nothing was seen yet.
 
     `families`: what was found before; a spec does not change, so ten thousand of them are read once.
     """
@@ -30,10 +30,25 @@ def book(
         return None, {}
     families = {} if families is None else families
     kindred = ledger.kindred()
-    new = [id for id, _ in kindred if id not in families]
-    families.update((id, kin(spec, bundle)) for id, bundle, spec in ledger.raw_specs(new))
-    totals = {id: total for id, total in kindred if total is not None}
+    shown = {rate.job for rate in seen}
+    _read(ledger, [id for id, *_ in kindred if id in shown and id not in families], families)
+    # whoever has neither the bundle nor the beginning of the name of one of these is no kin of theirs
+    known = [families[id] for id in shown if id in families]
+    bundles, stems = {of.family[1] for of in known}, {of.namesakes[0] for of in known}
+    lengths = {len(stem) for stem in stems}
+    near = [
+        id
+        for id, name, bundle, _ in kindred
+        if id not in families
+        and (bundle in bundles or any(name[:length] in stems for length in lengths))
+    ]
+    _read(ledger, near, families)
+    totals = {id: total for id, _, _, total in kindred if total is not None}
     return learn(seen, families, totals), families
+
+
+def _read(ledger: Ledger, ids: Collection[str], families: dict[str, Kin]) -> None:
+    families.update((id, kin(spec, bundle)) for id, bundle, spec in ledger.raw_specs(ids))
 
 
 def rates(ledger: Ledger) -> list[Rate]:

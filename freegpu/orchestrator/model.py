@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from freegpu.adapters.base import Capabilities, Offer, Window
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState, SessionState
-from freegpu.jobs.model import Estimate, JobSpec, Needs
+from freegpu.jobs.model import Estimate, JobSpec, Needs, Remembers
 
 #: who may have confirmed a checkpoint
 ORCHESTRATOR, STORE = "orchestrator", "store"
@@ -325,7 +325,7 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class Waiting(Remembers):
     """A job that wants a slot now."""
 
     id: str

@@ -8,17 +8,21 @@ most one slot a newcomer, never from a job that has just begun or whose deadline
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from freegpu import cards
 from freegpu.orchestrator.model import Action, Assignment, Move, Running, Waiting
 from freegpu.orchestrator.spots import (
     Ask,
     Kind,
+    Shape,
     Spot,
     SpotKind,
+    length,
     seconds_until,
+    shape_of,
     span_text,
     unfit,
 )
@@ -40,17 +44,21 @@ class _Lane:
     #: what its job has to go there, seconds, and the same by weight
     left_s: float
     heavy_s: float
+    #: what its machine is, for who fits it
+    shape: Shape
 
 
 def keep_open(spots: Iterable[Spot], running: Iterable[Running]) -> None:
     """Tell free slots of live sessions how long the other slots keep their session open anyway."""
+    live = [spot for spot in spots if spot.kind is SpotKind.LIVE]
+    if not live:
+        return
     longest: dict[str, float] = {}
     for one in running:
         left = min(_left(one), math.inf if one.left_s is None else one.left_s)
         longest[one.session] = max(longest.get(one.session, 0.0), left)
-    for spot in spots:
-        if spot.kind is SpotKind.LIVE:
-            spot.kept_open_s = longest.get(spot.session, 0.0)
+    for spot in live:
+        spot.kept_open_s = longest.get(spot.session, 0.0)
 
 
 def find(
@@ -60,16 +68,34 @@ def find(
 ) -> list[Action]:
     """Which slots pass on to which of the jobs that found no place: (job, its ask, endangered)."""
     lanes = _lanes(running, now)
+    there = {lane.running.offer.card for lane in lanes}
+    #: class of work -> the greatest speed of all cards there
+    fastest: dict[str, float] = {}
+    #: (kind, priority, endangered) -> the shortest of these that found no slot: none is left for a longer one
+    failed: dict[tuple[Kind, int, bool], float] = {}
+    theirs = {lane.running.job.id for lane in lanes}
     found: list[Action] = []
     for job, ask, pressed in waiting:
         if not lanes:
             break
         times = TIMES_ENDANGERED if pressed else TIMES
+        heft = weight(job.priority)
         # lanes are sorted: if the longest of them is not long enough, none is
-        if lanes[0].heavy_s < times * LEAST_H * 3600 / weight(job.priority):
+        if lanes[0].heavy_s < times * LEAST_H * 3600 / heft:
             continue
-        lane = next((x for x in lanes if _passes(x, job, ask, times)), None)
+        alike = (ask.kind, job.priority, pressed)
+        if not ask.speeds:
+            if ask.work_s >= failed.get(alike, math.inf):
+                continue
+            workload = ask.kind.needs.workload
+            if workload not in fastest:
+                fastest[workload] = max(cards.speed(card, workload) for card in there)
+            if lanes[0].heavy_s < times * (ask.work_s / fastest[workload]) / heft:
+                continue
+        lane = _gives_way(lanes, job, ask, times)
         if lane is None:
+            if not ask.speeds and job.id not in theirs:
+                failed[alike] = ask.work_s
             continue
         lanes.remove(lane)
         took = span_text(_seconds(ask, lane.running))
@@ -84,33 +110,50 @@ def find(
     return found
 
 
-def _passes(lane: _Lane, job: Waiting, ask: Ask, times: float) -> bool:
-    running = lane.running
-    if job.id == running.job.id or ask.kind.refused(running.offer.platform):
-        return False
-    if unfit(ask.kind, Spot.of_running(running).shape)[0]:
-        return False
-    took = _seconds(ask, running)
-    room = math.inf if running.left_s is None else running.left_s
-    if took + ask.kind.grace_s + running.job.grace_s > room:
-        return False
-    return lane.heavy_s >= times * max(took, LEAST_H * 3600) / weight(job.priority)
+def _gives_way(lanes: Sequence[_Lane], job: Waiting, ask: Ask, times: float) -> _Lane | None:
+    """The lane whose job has the most to go, of those that may pass to this one."""
+    heft, kind = weight(job.priority), ask.kind
+    least = times * (LEAST_H * 3600) / heft
+    takes: dict[str, float] = {}
+    for lane in lanes:
+        if lane.heavy_s < least:
+            return None
+        running = lane.running
+        card = running.offer.card
+        took = takes.get(card)
+        if took is None:
+            took = takes[card] = ask.work_s / ask.speed(card)
+        if not lane.heavy_s >= times * max(took, LEAST_H * 3600) / heft:
+            continue
+        left = math.inf if running.left_s is None else running.left_s
+        if took + kind.grace_s + running.job.grace_s > left:
+            continue
+        if job.id == running.job.id or not kind.allows(running.offer.platform):
+            continue
+        if not unfit(kind, lane.shape)[0]:
+            return lane
+    return None
 
 
 def _lanes(running: Iterable[Running], now: datetime) -> list[_Lane]:
     found = []
     for one in running:
+        if one.held_s < HELD_S or one.offer.sealed:
+            continue
         deadline = one.job.deadline
-        alive = deadline is not None and seconds_until(deadline, now) > 0
-        if one.held_s < HELD_S or alive or one.offer.sealed:
+        if deadline is not None and seconds_until(deadline, now) > 0:
             continue
         left = _left(one)
-        found.append(_Lane(one, left, left / weight(one.job.priority)))
+        heavy = left / weight(one.job.priority)
+        found.append(_Lane(one, left, heavy, shape_of(one.offer)))
     return sorted(found, key=lambda lane: (-lane.heavy_s, lane.running.session, lane.running.slot))
 
 
 def _left(running: Running) -> float:
-    return _seconds(Ask.of(running.job, Kind.of(running.job)), running)
+    job, card = running.job, running.offer.card
+    seen = job.speeds.get(card, 0.0)
+    speed = seen if seen > 0 else cards.speed(card, job.needs.workload)
+    return length(job)[0] / speed
 
 
 def _seconds(ask: Ask, running: Running) -> float:

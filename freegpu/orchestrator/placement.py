@@ -40,6 +40,7 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
             break
         if about and job.id in about and witness is not None:
             witness.turn(at)
+        fit.to_come -= 1
         if fit.hopeless or job.id in placed:
             continue
         claim = board.claim(job, ask, fit)
@@ -54,7 +55,7 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
         elif not fit.spots:
             # What is free only shrinks while we decide, so the next job of this kind need not look again.
             fit.hopeless = True
-        else:
+        elif fit.to_come:
             fit.most[claim.urgent] = board.most_work(ask, fit, claim)
     passed: list[Action] = []
     if snapshot.goal == "jct" and snapshot.running:
@@ -76,8 +77,8 @@ def explain(job: Waiting, snapshot: Snapshot, now: datetime) -> list[Score]:
     person must start is not feasible to freegpu, and still has its expected finish.
     """
     board = Board.of(snapshot, now)
-    fit = board.fit(Kind.of(job))
-    ask = Ask.of(job, fit.kind)
+    ask = Ask.of(job)
+    fit = board.fit(ask.kind)
     claim = board.claim(job, ask, fit)
     scores = [outlook.score(ask, spot) for spot, outlook in board.ranked(ask, fit, claim)]
     rest = [(spot, board.explained(ask, spot, claim)) for spot in board.spots]

@@ -11,7 +11,7 @@ exactly `period_s` after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -53,6 +53,25 @@ class _Held:
     rate: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What entries and open sessions say of a pool, whatever the time is."""
+
+    uses: Sequence[_Use]
+    held: Sequence[_Held]
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry], open_sessions: Sequence[Session]) -> Lines:
+        return cls(_uses(entries), _held(entries, open_sessions))
+
+    def used(self, spans: Iterable[tuple[datetime, datetime, float]]) -> Lines:
+        """With further use: (start, end, quota seconds)."""
+        more = [_Use(start=min(a, b), end=b, amount_s=amount) for a, b, amount in spans if amount]
+        if not more:
+            return self
+        return Lines(sorted([*self.uses, *more], key=lambda u: (u.start, u.end)), self.held)
+
+
 def charge_for(session_s: float, rate: float) -> float:
     """Quota seconds for a session of this many seconds; never negative."""
     return max(0.0, session_s) * max(0.0, rate)
@@ -69,7 +88,7 @@ def balance(
     account: str = "",
     pool: str = "",
 ) -> Balance:
-    """What is left of one pool at `now`.
+    """What is left of one pool at `now`: see `left`.
 
     `entries` are the pool's own (older ones than the window do no harm). The reading wins for all that
     happened up to its `as_of`, while its window lasts; what came after is added on top. `open_sessions` tell
@@ -79,7 +98,29 @@ def balance(
     if reading is not None:
         told.append(reading)
     known = told[0] if told else None
-    uses, held = _uses(entries), _held(entries, open_sessions)
+    return left(
+        window,
+        Lines.of(entries, open_sessions),
+        reading,
+        now,
+        platform=platform or (known.platform if known else ""),
+        account=account or (known.account if known else ""),
+        pool=pool or (known.pool if known else ""),
+    )
+
+
+def left(
+    window: Window,
+    lines: Lines,
+    reading: Reading | None,
+    now: datetime,
+    *,
+    platform: str,
+    account: str,
+    pool: str,
+) -> Balance:
+    """What is left of one pool at `now` by these lines, which may be of any time before."""
+    uses, held = lines.uses, lines.held
     if window.kind is WindowKind.PER_SESSION:
         reading = None
     fresh = reading if reading and _holds(window, reading, now) else None
@@ -96,9 +137,9 @@ def balance(
     else:
         source = FigureSource.DECLARED
     return Balance(
-        platform=platform or (known.platform if known else ""),
-        account=account or (known.account if known else ""),
-        pool=pool or (known.pool if known else ""),
+        platform=platform,
+        account=account,
+        pool=pool,
         window=window,
         limit_s=limit,
         used_s=max(0.0, used),
@@ -330,7 +371,7 @@ def _rolling(
     """Used, reserved, and when all that was used will have come back."""
     period = timedelta(seconds=window.period_s)
     cut = now - period
-    counted = [use for use in uses if use.after(cut, at_cut=False)]
+    counted = [use for use in uses if use.end > cut and use.after(cut, at_cut=False)]
     back = [use.end + period for use in counted if use.amount_s > 0]
     if fresh is None:
         return _used(counted, cut, at_cut=False), _reserved(held, cut), max(back, default=None)

@@ -254,12 +254,15 @@ class Reader:
                 found[job] = (platform, card, before + run_s, since)
         return found
 
-    def kindred(self) -> list[tuple[str, float | None]]:
-        """(id, steps in all as it told) of jobs that are open, and of ended ones whose speed was noted."""
+    def kindred(self) -> list[tuple[str, str, str, float | None]]:
+        """(id, name, bundle, steps in all as it told) of jobs that are open, and of ended ones whose speed was noted."""
         open_or_seen = " WHERE state IN (?, ?) OR id IN (SELECT job FROM speeds) ORDER BY seq"
-        sql = _select("jobs", ("id", "progress")) + open_or_seen
+        sql = _select("jobs", ("id", "name", "bundle", "progress")) + open_or_seen
         found = self._fetch(sql, JobState.PENDING.value, JobState.ACTIVE.value)
-        return [(id, rows.progress(told).total) for id, told in found]
+        return [
+            (id, name, bundle, None if told == "{}" else rows.progress(told).total)
+            for id, name, bundle, told in found
+        ]
 
     def specs(self, ids: Collection[str]) -> list[tuple[str, str, JobSpec]]:
         """(id, bundle, spec) of these jobs, those that there are."""

@@ -9,7 +9,7 @@ a tenth for short ones that might come locked a lone job out of small quotas, an
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from freegpu.orchestrator.spots import Ask, Login, Spot, SpotKind, span_text
@@ -20,6 +20,8 @@ __all__ = ["Claim", "allowance", "cost", "kept", "most_work", "price"]
 PRICE = 0.3
 #: so many other jobs that wait or run make the price whole; a lone job pays none, for nobody else wants the quota
 MANY = 5
+#: what is said of credits that a job may not have
+CREDITS = "credits that do not come back are kept for urgent jobs and those with no other home"
 #: credits that never come back are priced as if a month brought them
 NEVER_S = 30.4 * 86400.0
 
@@ -67,7 +69,8 @@ def allowance(spot: Spot, claim: Claim, sole: Collection[Login]) -> float:
 
 def kept(spot: Spot, claim: Claim, sole: Collection[Login]) -> str:
     """The sentence for a job that wanted more than its allowance."""
-    return _rule(spot, claim, sole)[1]
+    words = _rule(spot, claim, sole)[1]
+    return "" if words is None else words()
 
 
 def most_work(ask: Ask, spot: Spot, claim: Claim, sole: Collection[Login]) -> float:
@@ -80,29 +83,30 @@ def most_work(ask: Ask, spot: Spot, claim: Claim, sole: Collection[Login]) -> fl
     return max(0.0, run) * spot.speed(ask)
 
 
-def _rule(spot: Spot, claim: Claim, sole: Collection[Login]) -> tuple[float, str]:
+def _rule(
+    spot: Spot, claim: Claim, sole: Collection[Login]
+) -> tuple[float, Callable[[], str] | None]:
+    """The allowance, and its sentence for whoever asks: a decision asks for thousands of allowances and for no sentence."""
     budget = spot.budget
     if budget.left_s == math.inf or spot.kind is SpotKind.LIVE or not spot.offer.pool:
-        return math.inf, ""
+        return math.inf, None
     if spot.login in claim.homes and len(claim.homes) == 1:
-        return math.inf, ""
+        return math.inf, None
     if budget.refill_in_s is None:
         if claim.urgent:
-            return math.inf, ""
-        return (
-            0.0,
-            "credits that do not come back are kept for urgent jobs and those with no other home",
-        )
+            return math.inf, None
+        return 0.0, lambda: CREDITS
     limit, period, ahead = budget.limit_s, budget.period_s or 0.0, budget.refill_in_s
     if not 0 < limit < math.inf or period <= 0:
-        return math.inf, ""
+        return math.inf, None
     if budget.left_s >= budget.burn * ahead:
-        return math.inf, ""  # use it or lose it
+        return math.inf, None  # use it or lose it
     if spot.login not in sole:
-        return math.inf, ""
+        return math.inf, None
     keep = min(budget.left_s, limit * min(1.0, ahead / period))
-    sentence = (
-        f"{span_text(keep)} of its quota are kept for jobs that fit nowhere else"
-        f" until it comes back in {span_text(ahead)}"
-    )
-    return budget.left_s - keep, sentence
+
+    def words() -> str:
+        until = f"until it comes back in {span_text(ahead)}"
+        return f"{span_text(keep)} of its quota are kept for jobs that fit nowhere else {until}"
+
+    return budget.left_s - keep, words

@@ -64,7 +64,7 @@ def time(value: str | datetime | None) -> datetime | None:
         return None
     if isinstance(value, datetime):
         return value.astimezone(UTC)
-    return datetime.fromisoformat(value).replace(tzinfo=UTC)
+    return datetime.fromisoformat(value + "+00:00")
 
 
 def sure(value: str | datetime | None) -> datetime:

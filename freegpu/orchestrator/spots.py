@@ -1,14 +1,14 @@
 """Where a job could go, and which of these fit it at all. Pure.
 
-The hard filters live here, each with its sentence: platforms, cards, memory. Values that make no sense (a
-negative limit, not a number) are read as harmlessly as possible, so that a decision never fails. How long a
-job would take at a spot is computed in `expectation`; which one is chosen, in `placement`.
+Which platforms a job may use is told here, with the sentence; which machines do, in `machines`. Values that make no sense
+(a negative limit, not a number) are read as harmlessly as possible, so that a decision never fails. How long a job would take
+at a spot is computed in `expectation`; which one is chosen, in `placement`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -16,8 +16,9 @@ from functools import lru_cache
 
 from freegpu import cards
 from freegpu.adapters.base import Offer, WindowKind
-from freegpu.jobs.model import Accelerator, Needs
-from freegpu.orchestrator.model import Balance, FreeSlot, Place, Running, Waiting
+from freegpu.jobs.model import Needs, Remembers
+from freegpu.orchestrator.machines import Shape, either, misfit, shape_of
+from freegpu.orchestrator.model import Balance, FreeSlot, Learned, Place, Waiting
 
 __all__ = [
     "Ask",
@@ -28,8 +29,10 @@ __all__ = [
     "Spot",
     "SpotKind",
     "blocked",
+    "length",
     "misfit",
     "seconds_until",
+    "shape_of",
     "span_text",
     "unfit",
 ]
@@ -52,43 +55,72 @@ CLOSEST_S = 360.0
 #: longer than any computation; keeps the arithmetic finite
 _AGE_S = 1e10
 _DAY_S = 86400.0
+#: windows whose length the calendar gives
+_PERIODS = {WindowKind.FIXED_WEEKLY: 7 * _DAY_S, WindowKind.MONTHLY: 30.4 * _DAY_S}
 #: quotas are spoken of in hours: below this a span is not put into days
 _DAYS_FROM_S = 72 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class Kind(Remembers):
     """What decides whether a place fits. Jobs of one kind are judged once."""
 
     needs: Needs
     grace_s: float
     avoid: tuple[tuple[str, str], ...]
 
+    def __hash__(self) -> int:
+        try:
+            return self.memo  # type: ignore[no-any-return]
+        except AttributeError:
+            self.remember(hash((self.needs, self.grace_s, self.avoid)))
+            return hash((self.needs, self.grace_s, self.avoid))
+
     @classmethod
     def of(cls, job: Waiting) -> Kind:
-        return cls(
-            needs=job.needs,
-            grace_s=_finite(job.grace_s),
-            avoid=tuple(sorted(job.avoid.items())) if job.avoid else (),
+        return _kind(
+            job.needs,
+            _finite(job.grace_s),
+            tuple(sorted(job.avoid.items())) if job.avoid else (),
         )
 
     @property
     def least_s(self) -> float:
         """What a session must hold after its start to be worth it: some work, then the grace."""
-        return self.grace_s + max(LEAST_WORK_S, self.grace_s / 2)
+        return least_s(self.grace_s)
 
     @property
     def narrow(self) -> bool:
         """Whether some platforms are out of the question."""
         return bool(self.needs.platforms or self.avoid)
 
-    def refused(self, platform: str) -> str:
-        """Why this platform is out of the question, "" if it is not."""
+    def allows(self, platform: str) -> bool:
+        """Whether it may go there at all."""
         allowed = self.needs.platforms
         if allowed and platform not in allowed:
-            return f"the job allows only {_either(allowed)}"
-        why = dict(self.avoid).get(platform)
-        return "" if why is None else f"avoided for now: {why}" if why else "avoided for now"
+            return False
+        return not self.avoid or all(name != platform for name, _ in self.avoid)
+
+    def refused(self, platform: str) -> str:
+        """Why this platform is out of the question, "" if it is not."""
+        if self.allows(platform):
+            return ""
+        allowed = self.needs.platforms
+        if allowed and platform not in allowed:
+            return f"the job allows only {either(allowed)}"
+        why = dict(self.avoid)[platform]
+        return f"avoided for now: {why}" if why else "avoided for now"
+
+
+@lru_cache(maxsize=65536)
+def _kind(needs: Needs, grace_s: float, avoid: tuple[tuple[str, str], ...]) -> Kind:
+    """One object for each kind: looking it up need not compare all that it holds."""
+    return Kind(needs=needs, grace_s=grace_s, avoid=avoid)
+
+
+def least_s(grace_s: float) -> float:
+    """What a session must hold after its start for a job with this grace; grows with it."""
+    return grace_s + max(LEAST_WORK_S, grace_s / 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,11 +138,18 @@ class Ask:
     speeds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: Waiting, kind: Kind) -> Ask:
+    def of(cls, job: Waiting) -> Ask:
         """Learned from its own progress, else estimated, else assumed."""
-        work, assumed = _length(job)
-        save = SAVE_S if job.save_s is None else _finite(job.save_s)
-        return cls(kind=kind, work_s=work, assumed=assumed, save_s=save, speeds=job.speeds)
+        try:
+            known: Ask = job.memo
+        except AttributeError:
+            work, assumed = length(job)
+            save = SAVE_S if job.save_s is None else _finite(job.save_s)
+            kind = Kind.of(job)
+            known = cls(kind=kind, work_s=work, assumed=assumed, save_s=save, speeds=job.speeds)
+            # a job that waits is asked about again and again, and does not change
+            job.remember(known)
+        return known
 
     def speed(self, card: str) -> float:
         """Of this job on a card, relative to a T4."""
@@ -118,7 +157,7 @@ class Ask:
         return seen if seen > 0 else cards.speed(card, self.kind.needs.workload)
 
 
-def _length(job: Waiting) -> tuple[float, bool]:
+def length(job: Waiting) -> tuple[float, bool]:
     """(T4 seconds that remain, whether that is an assumption)."""
     if job.remaining_t4_s is not None and not math.isnan(job.remaining_t4_s):
         return _finite(job.remaining_t4_s), False
@@ -148,14 +187,9 @@ class Budget:
         window = balance.window
         if window.kind in (WindowKind.NONE, WindowKind.PER_SESSION) or balance.left_s is None:
             return cls()
-        moving = min(_AGE_S, _amount(window.period_s, 7 * _DAY_S))
-        periods = {
-            WindowKind.FIXED_WEEKLY: 7 * _DAY_S,
-            WindowKind.MONTHLY: 30.4 * _DAY_S,
-            WindowKind.ROLLING: moving,
-            WindowKind.FROM_FIRST_USE: moving,
-        }
-        period = periods.get(window.kind)
+        period = _PERIODS.get(window.kind)
+        if window.kind in (WindowKind.ROLLING, WindowKind.FROM_FIRST_USE):
+            period = min(_AGE_S, _amount(window.period_s, 7 * _DAY_S))
         refill_in = None if balance.resets_at is None else seconds_until(balance.resets_at, now)
         return cls(
             left_s=_amount(balance.left_s, 0.0),
@@ -175,9 +209,30 @@ class SpotKind(IntEnum):
     NEW = 2  #: a session that would have to be started
 
 
-#: card, GB of it, GB of memory, CPUs and GB of disk beside it, what the PyTorch there was built for; spots of one shape
-#: fit the same jobs
-Shape = tuple[str, float, float, float, float, tuple[str, ...]]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    """What an offer says, where it makes sense."""
+
+    shape: Shape
+    login: Login
+    rate: float
+    limit_s: float
+    delay_s: float
+
+    @classmethod
+    def of(cls, offer: Offer) -> _Facts:
+        try:
+            known: _Facts = offer.memo
+        except AttributeError:
+            known = cls(
+                shape=shape_of(offer),
+                login=(offer.platform, offer.account),
+                rate=min(_AGE_S, _amount(offer.rate, 1.0)),
+                limit_s=_amount(offer.session_limit_s, math.inf),
+                delay_s=_finite(offer.start_delay_s),
+            )
+            offer.remember(known)
+        return known
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -187,6 +242,11 @@ class Spot:
     kind: SpotKind
     offer: Offer
     budget: Budget
+    #: which jobs it fits, and whose it is
+    shape: Shape
+    login: Login
+    #: of its shape among those of one decision
+    number: int = -1
     #: quota seconds a second of session, and the longest session, seconds
     rate: float
     limit_s: float
@@ -207,19 +267,38 @@ class Spot:
     kept_open_s: float = 0.0
     #: sessions there are lost so often, per second
     loss_rate: float = 0.0
-    #: what the PyTorch there was built for, as agents reported it; empty: nobody knows
-    archs: tuple[str, ...] = ()
     #: slots that are still free (planned), sessions that may still be started (new)
     free: float = 1
     gone: bool = False
     #: place in the order of names; breaks ties
     rank: int = 0
+    #: how long a session may last by the quota, and how long the first one lasts from now, seconds: see `measure`
+    quota_s: float = math.inf
+    room_s: float = math.inf
+    #: the quota lasts for less than a session, and more of it will come
+    poor: bool = False
+    #: what of the quota a job may take, by its claim, as far as somebody asked since the last look
+    allowances: dict[tuple[Collection[Login], bool], float] = field(default_factory=dict)
+
+    def measure(self) -> None:
+        """Note how long sessions may be now; to be called again when quota was taken."""
+        self.allowances = {}
+        if self.rate > 0:
+            self.quota_s = (self.budget.left_s + self.reserved_s) / self.rate
+        new = self.kind is not SpotKind.LIVE
+        self.room_s = min(self.limit_s, self.quota_s) if new else self.left_s
+        self.poor = (
+            self.kind is SpotKind.NEW
+            and self.quota_s < self.limit_s
+            and self.budget.refill_in_s is not None
+        )
 
     @classmethod
     def of_slot(cls, slot: FreeSlot, place: Place | None, budget: Budget) -> Spot:
         spot = cls._of(SpotKind.LIVE, slot.offer, place, budget)
         spot.session, spot.slot = slot.session, slot.slot
         spot.left_s = _amount(slot.left_s, math.inf)
+        spot.measure()
         return spot
 
     @classmethod
@@ -227,12 +306,8 @@ class Spot:
         spot = cls._of(SpotKind.NEW, offer, place, budget)
         spot.closed, spot.attended = blocked(place, now), place.capabilities.attended
         spot.free = math.inf if offer.available is None else max(0, offer.available)
+        spot.measure()
         return spot
-
-    @classmethod
-    def of_running(cls, running: Running) -> Spot:
-        """A slot that is taken."""
-        return cls._of(SpotKind.LIVE, running.offer, None, Budget())
 
     @classmethod
     def of_planned(cls, new: Spot) -> Spot:
@@ -241,39 +316,31 @@ class Spot:
 
     @classmethod
     def _of(cls, kind: SpotKind, offer: Offer, place: Place | None, budget: Budget) -> Spot:
-        longest = math.inf if place is None else _amount(place.capabilities.max_session_s, math.inf)
-        figures = None if place is None else place.learned.get(offer.pool)
-        seen = None if figures is None else figures.session
+        longest, loss_rate = math.inf, 0.0
+        archs: tuple[str, ...] = ()
+        seen: Learned | None = None
+        if place is not None:
+            longest = _amount(place.capabilities.max_session_s, math.inf)
+            loss_rate = _loss_rate(place)
+            if place.learned and (figures := place.learned.get(offer.pool)) is not None:
+                seen = figures.session
+            if place.archs:
+                archs = place.archs.get(offer.card, place.archs.get("", ()))
         usual = None if seen is None else seen.median_s
+        facts = _Facts.of(offer)
         return cls(
             kind=kind,
             offer=offer,
             budget=budget,
-            rate=min(_AGE_S, _amount(offer.rate, 1.0)),
-            limit_s=min(longest, _amount(offer.session_limit_s, math.inf)),
-            delay_s=_finite(offer.start_delay_s),
-            soft_s=_amount(usual, math.inf),
-            loss_rate=0.0 if place is None else _loss_rate(place),
-            archs=() if place is None else place.archs.get(offer.card, place.archs.get("", ())),
+            shape=shape_of(offer, archs) if archs else facts.shape,
+            login=facts.login,
+            rate=facts.rate,
+            limit_s=min(longest, facts.limit_s),
+            delay_s=facts.delay_s,
+            soft_s=math.inf if usual is None else _amount(usual, math.inf),
+            loss_rate=loss_rate,
             soft_text="" if seen is None or usual is None else seen.text,
         )
-
-    @property
-    def quota_s(self) -> float:
-        """How long a session may last by the quota, seconds."""
-        left = self.budget.left_s + self.reserved_s
-        return left / self.rate if self.rate > 0 else math.inf
-
-    @property
-    def shape(self) -> Shape:
-        """Which jobs it fits."""
-        offer = self.offer
-        card = offer.card if offer.count >= 1 else ""
-        return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, self.archs)
-
-    @property
-    def login(self) -> tuple[str, str]:
-        return (self.offer.platform, self.offer.account)
 
     @property
     def name(self) -> str:
@@ -317,26 +384,6 @@ def unfit(kind: Kind, shape: Shape) -> tuple[str, int]:
     return misfit(kind.needs, shape)
 
 
-@lru_cache(maxsize=65536)
-def misfit(needs: Needs, shape: Shape) -> tuple[str, int]:
-    """The same for what a job needs alone; asked at every tick for the same few."""
-    card, vram_gb, memory_gb, cpus, disk_gb, archs = shape
-    fault, choice = _card_fault(needs, card)
-    fault = fault or needs.refuses(card, archs)
-    if fault:
-        return fault, 0
-    vram = _vram(card, vram_gb)
-    if needs.vram_gb > 0 and 0 < vram < needs.vram_gb:
-        return f"needs {needs.vram_gb:g} GB, the card has {vram:g} GB", choice
-    if 0 < memory_gb < needs.memory_gb:
-        return f"needs {needs.memory_gb:g} GB of main memory, it has {memory_gb:g} GB", choice
-    if 0 < cpus < needs.cpus:
-        return f"needs {needs.cpus:g} CPUs, it has {cpus:g}", choice
-    if 0 < disk_gb < needs.disk_gb:
-        return f"needs {needs.disk_gb:g} GB of disk, it has {disk_gb:g} GB", choice
-    return "", choice
-
-
 def blocked(place: Place, now: datetime) -> str:
     """Why no session is started on this platform for the moment, "" if one may be."""
     if place.blocked_until is None or (left := seconds_until(place.blocked_until, now)) <= 0:
@@ -348,42 +395,11 @@ def blocked(place: Place, now: datetime) -> str:
 
 def seconds_until(moment: datetime, now: datetime) -> float:
     """From now to then; a time without a zone is read as UTC."""
-    first, second = (t if t.tzinfo else t.replace(tzinfo=UTC) for t in (moment, now))
-    return (first - second).total_seconds()
-
-
-def _card_fault(needs: Needs, card: str) -> tuple[str, int]:
-    if not card:
-        return "it holds no card", 0
-    facts = cards.find(card)
-    if facts is not None and facts.kind == "cpu" and not needs.allows_cpu:
-        return "the job needs a card, and this is a CPU", 0
-    if not needs.accelerators:
-        special = facts is not None and facts.kind in ("tpu", "hpu")
-        return ("such a chip must be asked for by name" if special else ""), 0
-    several: Accelerator | None = None
-    for index, wanted in enumerate(needs.accelerators):
-        if cards.fulfils(card, wanted.card):
-            if wanted.count <= 1:
-                return "", index if needs.ordered else 0
-            several = several or wanted
-    if several is not None:
-        return f"the job wants {several.count} x {several.card} at once, and a slot is one card", 0
-    return f"the job takes {_either(tuple(a.card for a in needs.accelerators))}", 0
-
-
-def _vram(card: str, reported_gb: float) -> float:
-    """GB of one card. Drivers report a little less than the label says: near it, the label counts."""
-    facts = cards.find(card)
-    if facts is None or not facts.vram_gb:
-        return reported_gb
-    near = abs(reported_gb - facts.vram_gb) <= 0.1 * facts.vram_gb
-    return facts.vram_gb if near or reported_gb <= 0 else reported_gb
-
-
-def _either(words: tuple[str, ...]) -> str:
-    unique = tuple(dict.fromkeys(words))
-    return " or ".join((", ".join(unique[:-1]), unique[-1])) if len(unique) > 1 else unique[0]
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    if now.tzinfo is None:
+        now = now.replace(tzinfo=UTC)
+    return (moment - now).total_seconds()
 
 
 def span_text(seconds: float) -> str:
@@ -403,8 +419,12 @@ def span_text(seconds: float) -> str:
 
 def _amount(value: float | None, default: float) -> float:
     """A length that is not negative; what is missing or not a number becomes the default."""
-    return default if value is None or math.isnan(value) else max(0.0, value)
+    if value is None or math.isnan(value):
+        return default
+    return value if value > 0.0 else 0.0
 
 
 def _finite(value: float) -> float:
+    if 0.0 < value < _AGE_S:
+        return value
     return min(_AGE_S, _amount(value, 0.0))

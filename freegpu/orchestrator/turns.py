@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from freegpu.orchestrator.model import Goal, Waiting
 from freegpu.orchestrator.spots import Ask, seconds_until
@@ -40,6 +41,7 @@ class Paces:
     middling: float
 
 
+@lru_cache(maxsize=1024)
 def weight(priority: int) -> float:
     """How much an hour of a job's waiting counts: priority 10 as two jobs of priority 0."""
     return float(2.0 ** (max(-100, min(100, priority)) / DOUBLING))
@@ -47,13 +49,17 @@ def weight(priority: int) -> float:
 
 def endangered(job: Waiting, ask: Ask, paces: Paces, now: datetime) -> bool:
     """Whether a deadline that can still be met is close to what the job needs on a middling card."""
-    left = 0.0 if job.deadline is None else seconds_until(job.deadline, now)
+    if job.deadline is None:
+        return False
+    left = seconds_until(job.deadline, now)
     return 0 < left < DANGER * ask.work_s * paces.middling + DANGER_S
 
 
 def urgent(job: Waiting, ask: Ask, paces: Paces, now: datetime) -> bool:
     """Whether its deadline can still be met, and not with much waiting."""
-    left = 0.0 if job.deadline is None else seconds_until(job.deadline, now)
+    if job.deadline is None:
+        return False
+    left = seconds_until(job.deadline, now)
     return 0 < left < URGENT * ask.work_s * paces.middling + DANGER_S
 
 

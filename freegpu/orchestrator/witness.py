@@ -20,7 +20,6 @@ from freegpu.orchestrator.spots import (
     Ask,
     Kind,
     Login,
-    Shape,
     Spot,
     SpotKind,
     blocked,
@@ -59,8 +58,8 @@ class Witness:
     #: login -> who took something there in this decision, and who runs there
     _takers: dict[Login, list[_Taker]] = field(default_factory=dict)
     _running: dict[Login, list[Running]] = field(default_factory=dict)
-    #: platform -> its spots at the beginning with their shapes: asked for once a job
-    _spots: dict[str, list[tuple[Shape, Spot]]] = field(default_factory=dict)
+    #: platform -> its spots at the beginning
+    _spots: dict[str, list[Spot]] = field(default_factory=dict)
 
     # --- called by placement ----------------------------------------------------------------------------
 
@@ -71,7 +70,7 @@ class Witness:
             login = (one.offer.platform, one.offer.account)
             self._running.setdefault(login, []).append(one)
         for spot in board.spots:
-            self._spots.setdefault(spot.offer.platform, []).append((spot.shape, spot))
+            self._spots.setdefault(spot.offer.platform, []).append(spot)
 
     def turn(self, at: int) -> None:
         """The turn of a job that is asked about, before it chooses."""
@@ -255,8 +254,8 @@ class Witness:
             if name in able:
                 continue
             # what fits the job and is taken or kept says more than what does not fit
-            fits = next((spot for shape, spot in spots if shape in fit.choices), None)
-            (far if fits is None else near).append(fits or spots[0][1])
+            fits = next((spot for spot in spots if fit.choices[spot.number] is not None), None)
+            (far if fits is None else near).append(fits or spots[0])
         near += far
         silent = [
             p for p in board.places if p.platform not in self._spots and p.platform not in able
@@ -282,7 +281,8 @@ def _crowd(board: Board, ask: Ask, spot: Spot) -> bool:
     """Whether all that is against the spot is that no further session may be opened there."""
     if spot.kind is not SpotKind.NEW or spot.closed or ask.kind.refused(spot.offer.platform):
         return False
-    return spot.shape in board.fit(ask.kind).choices and board.openings[spot.login][0] < 1
+    choice = board.fit(ask.kind).choices[spot.number]
+    return choice is not None and board.openings[spot.login][0] < 1
 
 
 def nowhere(platform: str, why: str) -> Score:
@@ -377,7 +377,7 @@ def _tie(spot: Spot) -> str:
 
 
 def _ask(one: Running) -> Ask:
-    return Ask.of(one.job, Kind.of(one.job))
+    return Ask.of(one.job)
 
 
 def _goes_on(one: Running) -> float:

@@ -11,27 +11,22 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from freegpu import cards
 from freegpu.jobs.model import Needs
 from freegpu.orchestrator import placement
-from freegpu.orchestrator.forecast import view, work
+from freegpu.orchestrator.forecast import view
+from freegpu.orchestrator.forecast.course import Course
 from freegpu.orchestrator.forecast.purse import Purse
 from freegpu.orchestrator.forecast.state import (
     JobNow,
     PlatformNow,
-    Seat,
     SessionNow,
     What,
-    shape_of,
 )
 from freegpu.orchestrator.forecast.world import (
     Outcome,
     Result,
-    Run,
-    Stay,
-    WindowUse,
     World,
 )
 from freegpu.orchestrator.model import (
@@ -41,7 +36,7 @@ from freegpu.orchestrator.model import (
     Snapshot,
     StartSession,
 )
-from freegpu.orchestrator.spots import Kind, Shape, unfit
+from freegpu.orchestrator.spots import shape_of
 
 #: what decides; the real one is placement.decide
 Policy = Callable[[Snapshot, datetime], Sequence[Action]]
@@ -50,6 +45,8 @@ Policy = Callable[[Snapshot, datetime], Sequence[Action]]
 SPENT_S = 3600.0
 #: a policy is asked again at once after a refusal, so many times at most
 AGAIN = 12
+#: demand of so long ago is still shown, seconds
+LATELY_S = 28 * 86400.0
 
 
 def run(world: World, seed: int = 0, policy: Policy = placement.decide) -> Result:
@@ -57,63 +54,15 @@ def run(world: World, seed: int = 0, policy: Policy = placement.decide) -> Resul
     return _Engine(world, seed, policy).run()
 
 
-class _Engine:
+class _Engine(Course):
     def __init__(self, world: World, seed: int, policy: Policy) -> None:
-        self.world, self.seed, self.policy = world, seed, policy
-        self.now = 0.0
-        self.heap: list[tuple[float, int, int, object, int]] = []
-        self.count = 0
-        self.platforms = {
-            given.name: PlatformNow(
-                given=given,
-                purses={pool.name: Purse(given, pool) for pool in given.pools},
-                losses=given.losses,
-                blocked_until=given.blocked_until,
-            )
-            for given in world.platforms
-        }
-        self.jobs: dict[str, JobNow] = {}
-        self.waiting: dict[str, JobNow] = {}
-        self.sessions: dict[str, SessionNow] = {}
-        self.runs: list[Run] = []
-        self.windows: list[WindowUse] = []
-        self.unfinished = 0
+        super().__init__(world)
+        self.seed, self.policy = seed, policy
         self.refusals = self.moves = self.decisions = 0
         self.ticking = False
-        self._fits: dict[tuple[Kind, Shape], bool] = {}
-        #: needs -> when such a job was asked for last, seconds
-        self.asked: dict[Needs, float] = {}
-        ordered = sorted(world.jobs, key=lambda job: (job.arrives or world.begin, job.id))
-        for seq, job in enumerate(ordered, start=1):
-            arrives = max(0.0, self._seconds(job.arrives or world.begin))
-            state = JobNow(
-                job=job,
-                seq=seq,
-                arrived=arrives,
-                created=job.created_at or job.arrives or world.begin,
-                kind=Kind(needs=job.needs, grace_s=job.grace_s, avoid=()),
-                done=job.work_s * min(1.0, max(0.0, job.done)),
-            )
-            self.jobs[job.id] = state
-            self._at(arrives, What.ARRIVE, state)
-        self.unfinished = len(self.jobs)
-        for platform in self.platforms.values():
-            if platform.blocked_until is not None:
-                self._at(max(0.0, self._seconds(platform.blocked_until)), What.OPEN, platform)
-            for purse in platform.purses.values():
-                self._await_reset(purse)
-
-    # --- time -------------------------------------------------------------------------------------------
-
-    def _seconds(self, at: datetime) -> float:
-        return (at - self.world.begin).total_seconds()
-
-    def _moment(self, seconds: float) -> datetime:
-        return self.world.begin + timedelta(seconds=seconds)
-
-    def _at(self, when: float, what: What, about: object, version: int = 0) -> None:
-        self.count += 1
-        heapq.heappush(self.heap, (when, what * 1_000_000_000 + self.count, what, about, version))
+        #: what the policy was told of the demand of the last weeks, after how many arrivals, and when the oldest was
+        self.told: tuple[Needs, ...] = ()
+        self.told_of, self.oldest = -1, math.inf
 
     def run(self) -> Result:
         while self.heap and self.unfinished:
@@ -135,8 +84,7 @@ class _Engine:
     def _happens(self, what: What, about: object, version: int) -> bool:
         """Carry out one event; whether anything changed that a decision may depend on."""
         if what is What.ARRIVE and isinstance(about, JobNow):
-            self.asked[about.job.needs] = self.now
-            self._wait(about)
+            self._arrive(about)
         elif what is What.TICK:
             self.ticking = False
             return bool(self.waiting)
@@ -160,227 +108,6 @@ class _Engine:
                 return self._spent(about, version)
         return True
 
-    # --- jobs -------------------------------------------------------------------------------------------
-
-    def _wait(self, job: JobNow) -> None:
-        job.state, job.waiting = "waiting", None
-        self.waiting[job.job.id] = job
-
-    def _seat(self, session: SessionNow, slot: int, job: JobNow) -> None:
-        """The job takes the slot; its work begins when the session is there and the job has started."""
-        self.waiting.pop(job.job.id, None)
-        job.state = "placed"
-        card, spec = session.offer.card, job.job
-        platform = session.at
-        rate = cards.speed(card, spec.needs.workload) * spec.pace.get(card, 1.0)
-        every = spec.every_s
-        if every is None:
-            every = work.interval(spec.save_s, platform.losses, platform.exposure_s(self.now))
-        seat = Seat(job=job, begins=None, held_since=self.now, rate=rate, every=every)
-        session.seats[slot] = seat
-        session.idle_since = None
-        if session.live is not None:
-            self._begin(session, slot, seat)
-
-    def _begin(self, session: SessionNow, slot: int, seat: Seat) -> None:
-        job, spec = seat.job, seat.job.job
-        seat.held_since, seat.begins = self.now, self.now + spec.restart_s
-        if job.started is None:
-            job.started = self.now
-        rest = max(0.0, spec.work_s - job.done) / seat.rate
-        self._at(
-            seat.begins + work.whole(rest, seat.every, spec.save_s),
-            What.FINISH,
-            (session, slot, seat),
-        )
-
-    def _leave(self, session: SessionNow, slot: int, reason: str, *, saved: bool) -> JobNow:
-        """The job leaves its slot; what it did since its last checkpoint stays only if it could save."""
-        seat = session.seats[slot]
-        assert seat is not None  # noqa: S101 - the callers look
-        session.seats[slot] = None
-        job, spec = seat.job, seat.job.job
-        if reason == "finished":
-            did = kept = spec.work_s - job.done
-        else:
-            # a save before the end takes its time from the work
-            until = self.now - (spec.save_s if saved else 0.0)
-            did, kept = seat.worked(until)
-            kept = did if saved else kept
-        job.done += kept
-        if view.showed(did, seat):
-            job.seen = session.offer.card
-        job.stays.append(
-            Stay(
-                session=session.id,
-                platform=session.offer.platform,
-                card=session.offer.card,
-                slot=slot,
-                begin=self._moment(seat.held_since),
-                end=self._moment(self.now),
-                reason=reason,
-                kept_s=kept,
-                lost_s=did - kept,
-            )
-        )
-        return job
-
-    def _finished(self, session: SessionNow, slot: int, seat: Seat) -> bool:
-        if session.id not in self.sessions or session.seats[slot] is not seat:
-            return False
-        job = self._leave(session, slot, "finished", saved=True)
-        job.state, job.finished = "finished", self.now
-        self.unfinished -= 1
-        self._pass_on(session, slot, seat)
-        return True
-
-    def _freed(self, session: SessionNow, slot: int) -> bool:
-        """A job that was asked to leave has saved and is gone; the other begins."""
-        seat = session.seats[slot]
-        if seat is None or not seat.leaving:
-            return False
-        self._wait(self._leave(session, slot, "moved", saved=True))
-        self._pass_on(session, slot, seat)
-        return True
-
-    def _pass_on(self, session: SessionNow, slot: int, seat: Seat) -> None:
-        if seat.next is not None:
-            self._seat(session, slot, seat.next)
-        self._look_idle(session)
-
-    # --- sessions ---------------------------------------------------------------------------------------
-
-    def _live(self, session: SessionNow) -> None:
-        session.live = self.now
-        for slot, seat in enumerate(session.seats):
-            if seat is not None:
-                self._begin(session, slot, seat)
-        self._look_idle(session)
-
-    def _look_idle(self, session: SessionNow) -> None:
-        if any(session.seats) or session.live is None:
-            return
-        session.idle_since = self.now
-        self._at(self.now + self.world.idle_s, What.IDLE, session)
-
-    def _idle(self, session: SessionNow) -> bool:
-        since = session.idle_since
-        if since is None or self.now - since < self.world.idle_s - 1e-6:
-            return False
-        self._end(session, "idle")
-        return True
-
-    def _release_idle(self) -> bool:
-        """What has nothing to do and costs quota ends at once, unless a job waits that could use it.
-
-        True: a place to start another session may be free now.
-        """
-        ended = False
-        for session in list(self.sessions.values()):
-            if session.idle_since is None or not session.offer.pool:
-                continue
-            left = session.ends - self.now
-            if session.offer.sealed or not any(
-                self._fit(job.kind, session.shape)
-                and not job.kind.refused(session.offer.platform)
-                and job.kind.least_s <= left
-                for job in self.waiting.values()
-            ):
-                self._end(session, "idle")
-                ended = True
-        return ended and bool(self.waiting)
-
-    def _fit(self, kind: Kind, shape: Shape) -> bool:
-        key = (kind, shape)
-        found = self._fits.get(key)
-        if found is None:
-            found = self._fits[key] = not unfit(kind, shape)[0]
-        return found
-
-    def _end(self, session: SessionNow, reason: str) -> None:
-        del self.sessions[session.id]
-        del session.at.sessions[session.id]
-        for slot, seat in enumerate(session.seats):
-            if seat is not None:
-                self._wait(self._leave(session, slot, reason, saved=reason == "limit"))
-                if seat.next is not None:
-                    self._wait(seat.next)
-        if session.live is not None:
-            session.at.lived_s += self.now - session.live
-            session.at.losses += reason == "lost"
-        purse = session.at.purses.get(session.offer.pool)
-        charged = 0.0
-        if purse is not None:
-            charged = purse.settle(session.id, self._moment(self.now))
-            self._foresee(purse)
-        self.runs.append(
-            Run(
-                id=session.id,
-                platform=session.offer.platform,
-                card=session.offer.card,
-                count=session.offer.count,
-                pool=session.offer.pool,
-                asked=self._moment(session.asked),
-                granted=self._moment(session.granted),
-                ended=self._moment(self.now),
-                reason=reason,
-                charged_s=charged,
-            )
-        )
-
-    # --- quota ------------------------------------------------------------------------------------------
-
-    def _foresee(self, purse: Purse) -> None:
-        """Look again when the pool may be spent."""
-        left = purse.ends_in(self._moment(self.now))
-        if left is not None:
-            self._at(self.now + left, What.SPENT, purse, purse.version)
-
-    def _spent(self, purse: Purse, version: int) -> bool:
-        if version != purse.version:
-            return False
-        left = purse.ends_in(self._moment(self.now))
-        if left is None:
-            return False
-        if left > 0:
-            # a reset or a rolling window gave something back meanwhile
-            self._at(self.now + max(1.0, left), What.SPENT, purse, purse.version)
-            return False
-        for name in list(purse.running):
-            self._end(self.sessions[name], "quota")
-        return True
-
-    def _await_reset(self, purse: Purse) -> None:
-        at = purse.resets_at(self._moment(self.now))
-        if at is not None:
-            self._at(self._seconds(at), What.RESET, purse)
-
-    def _reset(self, purse: Purse) -> None:
-        end = self._moment(self.now)
-        used, limit = purse.closing(end)
-        if limit < math.inf:
-            self.windows.append(
-                WindowUse(
-                    platform=purse.platform,
-                    pool=purse.pool.name,
-                    end=end,
-                    limit_s=limit,
-                    used_s=used,
-                    wanted=self._wanted(purse),
-                )
-            )
-        self._await_reset(purse)
-
-    def _wanted(self, purse: Purse) -> bool:
-        """Whether a job waits that could use this pool."""
-        given = self.platforms[purse.platform].given
-        shapes = {shape_of(offer) for offer in given.offers if offer.pool == purse.pool.name}
-        return any(
-            self._fit(job.kind, shape) and not job.kind.refused(given.name)
-            for job in self.waiting.values()
-            for shape in shapes
-        )
-
     # --- decisions --------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
@@ -403,11 +130,19 @@ class _Engine:
             self.waiting.values(),
             self.sessions.values(),
             self.platforms.values(),
-            self.asked,
+            self._lately(),
             self.world.goal,
             self.now,
             self._moment(self.now),
         )
+
+    def _lately(self) -> tuple[Needs, ...]:
+        """What was asked for in the last weeks; the same tuple as long as nothing changed."""
+        if self.told_of != self.arrivals or self.now - self.oldest > LATELY_S:
+            late = {needs: at for needs, at in self.asked.items() if self.now - at <= LATELY_S}
+            self.told, self.told_of = tuple(late), self.arrivals
+            self.oldest = min(late.values(), default=math.inf)
+        return self.told
 
     def _start(self, action: StartSession) -> bool:
         """Ask the platform for a session; whether it was granted. What cannot be is dropped, as in the product."""

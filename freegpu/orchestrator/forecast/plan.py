@@ -19,7 +19,7 @@ from freegpu.adapters.base import WindowKind
 from freegpu.orchestrator.forecast.engine import run
 from freegpu.orchestrator.forecast.world import Job, Outcome, Platform, Pool, Result, World
 from freegpu.orchestrator.model import Balance, Place, Reading, Snapshot, Waiting
-from freegpu.orchestrator.spots import PRIOR_LOSS_S, Ask, Kind
+from freegpu.orchestrator.spots import PRIOR_LOSS_S, Ask
 
 __all__ = ["RUNS", "Expected", "Forecast", "Moment", "Unused", "forecast", "worlds"]
 
@@ -162,7 +162,7 @@ def _drawn(platform: Platform, luck: random.Random) -> Platform:
 
 
 def _job(job: Waiting, now: datetime, luck: random.Random) -> Job:
-    ask = Ask.of(job, Kind.of(job))
+    ask = Ask.of(job)
     sigma = job.sigma if job.sigma is not None else GUESSED if ask.assumed else TOLD
     return Job(
         id=job.id,

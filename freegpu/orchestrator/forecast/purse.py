@@ -37,6 +37,9 @@ class Purse:
         self.used_s = 0.0
         self._number = len(self.entries)
         self._cached: tuple[int, datetime, Balance] | None = None
+        #: what the entries say with all that is open, and without it
+        self._lines: quota.Lines | None = None
+        self._settled: quota.Lines | None = None
 
     @property
     def counted(self) -> bool:
@@ -61,7 +64,7 @@ class Purse:
         """It was refused: nothing is held or charged."""
         del self.open[session]
         self.entries = [entry for entry in self.entries if entry.session != session]
-        self._cached = None
+        self._forget()
         self.version += 1
 
     def settle(self, session: str, at: datetime) -> float:
@@ -83,16 +86,9 @@ class Purse:
         cached = self._cached
         if cached is not None and cached[0] == self.version and cached[1] > now:
             return cached[2]
-        found = quota.balance(
-            self.window,
-            self.entries,
-            self.pool.reading,
-            list(self.open.values()),
-            now,
-            platform=self.platform,
-            account=self.account,
-            pool=self.pool.name,
-        )
+        if self._lines is None:
+            self._lines = quota.Lines.of(self.entries, list(self.open.values()))
+        found = self._left(self._lines, now)
         if self.window.kind in (WindowKind.PREPAID, WindowKind.NONE, WindowKind.PER_SESSION):
             self._cached = (self.version, now + timedelta(days=1), found)
         elif self.window.kind in FIXED and found.resets_at is not None:
@@ -103,14 +99,14 @@ class Purse:
 
     def spent(self, now: datetime) -> tuple[float, float]:
         """(used, limit) of the present window by the platform's own count, which knows no reserves."""
-        entries = [entry for entry in self.entries if entry.session not in self.open]
-        number = self._number
-        for session, since in self.running.items():
-            amount = quota.charge_for((now - since).total_seconds(), self.open[session].rate)
-            entries.append(self._entry(number + 1, EntryKind.RESERVE, session, 0.0, since))
-            entries.append(self._entry(number + 2, EntryKind.CHARGE, session, amount, now))
-            number += 2
-        found = quota.balance(self.window, entries, self.pool.reading, (), now)
+        if self._settled is None:
+            entries = [entry for entry in self.entries if entry.session not in self.open]
+            self._settled = quota.Lines.of(entries, ())
+        running = [
+            (since, now, quota.charge_for((now - since).total_seconds(), self.open[session].rate))
+            for session, since in self.running.items()
+        ]
+        found = self._left(self._settled.used(running), now)
         limit = math.inf if found.limit_s is None else found.limit_s
         return found.used_s, limit
 
@@ -151,6 +147,7 @@ class Purse:
             } - self.open.keys()
             if gone:
                 self.entries = [e for e in self.entries if e.session not in gone]
+                self._forget()
             return
         charges = [e for e in self.entries if e.kind in (EntryKind.CHARGE, EntryKind.ADJUST)]
         if kind in FIXED:
@@ -169,6 +166,7 @@ class Purse:
             return
         gone = {e.session for e in whole} | old
         self.entries = [e for e in self.entries if e.session not in gone]
+        self._forget()
         if whole:
             total = sum(e.amount_s for e in whole)
             self._add(EntryKind.ADJUST, "merged", total, max(e.at for e in whole))
@@ -176,7 +174,21 @@ class Purse:
     def _add(self, kind: EntryKind, session: str, amount_s: float, at: datetime) -> None:
         self._number += 1
         self.entries.append(self._entry(self._number, kind, session, amount_s, at))
-        self._cached = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._cached = self._lines = self._settled = None
+
+    def _left(self, lines: quota.Lines, now: datetime) -> Balance:
+        return quota.left(
+            self.window,
+            lines,
+            self.pool.reading,
+            now,
+            platform=self.platform,
+            account=self.account,
+            pool=self.pool.name,
+        )
 
     def _entry(
         self, number: int, kind: EntryKind, session: str, amount_s: float, at: datetime

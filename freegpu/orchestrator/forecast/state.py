@@ -108,9 +108,3 @@ class PlatformNow:
         """How long sessions lived there in all, seconds."""
         alive = sum(now - s.live for s in self.sessions.values() if s.live is not None)
         return self.given.exposure_s + self.lived_s + alive
-
-
-def shape_of(offer: Offer) -> Shape:
-    """What decides whether a job fits a session of this offer; what its PyTorch was built for is taken as unknown."""
-    card = offer.card if offer.count >= 1 else ""
-    return (card, offer.vram_gb, offer.memory_gb, offer.cpus, offer.disk_gb, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 
 from freegpu.adapters.base import WindowKind
@@ -13,20 +13,18 @@ from freegpu.orchestrator.model import FreeSlot, Goal, Place, Running, Snapshot,
 
 #: a job's own progress counts from so much work on, seconds
 LEARNED_S = 60.0
-#: demand of so long ago is still shown, seconds
-LATELY_S = 28 * 86400.0
 
 
 def snapshot(
     waiting: Iterable[JobNow],
     sessions: Iterable[SessionNow],
     platforms: Iterable[PlatformNow],
-    asked: Mapping[Needs, float],
+    lately: tuple[Needs, ...],
     goal: Goal,
     now_s: float,
     now: datetime,
 ) -> Snapshot:
-    """`asked`: needs and when such a job was asked for last; `now_s` and `now` are the same moment."""
+    """`lately`: see `Snapshot`; `now_s` and `now` are the same moment."""
     free: list[FreeSlot] = []
     running: list[Running] = []
     for session in sessions:
@@ -45,7 +43,7 @@ def snapshot(
         free_slots=tuple(free),
         places=tuple(_place(platform, now_s, now) for platform in platforms),
         running=tuple(running),
-        lately=tuple(needs for needs, at in asked.items() if now_s - at <= LATELY_S),
+        lately=lately,
         goal=goal,
     )
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from freegpu import cards
-from freegpu.jobs.model import Needs
+from freegpu.jobs.model import JobSpec, Needs
 from freegpu.orchestrator import history
-from freegpu.orchestrator.model import Progress
+from freegpu.orchestrator.model import Job, NewJob, Progress
 
 if TYPE_CHECKING:
     Bench = Any
@@ -55,7 +55,26 @@ def test_families_are_read_once(bench: Bench) -> None:
     specs = bench.ledger.raw_specs
     bench.ledger.raw_specs = lambda ids: asked.append(list(ids)) or specs(ids)  # type: ignore[func-returns-value]
     assert history.book(bench.ledger, known)[1] == known
-    assert asked == [[]]
+    assert not any(asked)
+
+
+def test_only_jobs_that_may_be_kin_of_one_that_ran_are_read(bench: Bench) -> None:
+    """Of a long queue: the bundle, or the name that a matrix gave its cells, must be that of a job whose speed was seen."""
+
+    def submit(name: str, bundle: str, **cell: str) -> Job:
+        spec = JobSpec(name=name, run="true", cell=cell)
+        return bench.ledger.add_jobs([NewJob(spec=spec, bundle=bundle * 64)], why="test")[0]  # type: ignore[no-any-return]
+
+    ran, cell = submit("sweep-lr1", "a", LR="1"), submit("sweep-lr2", "c", LR="2")
+    first, twin = submit("origin", "b"), submit("renamed", "b")
+    for name in ("other", "swee", "another-sweep-lr1"):
+        submit(name, "d")
+    for job in (ran, first):
+        bench.ledger.note_speed(
+            job=job.id, card="T4", workload="general", steps_per_s=2.0, at=bench.now
+        )
+    _, families = history.book(bench.ledger)
+    assert set(families) == {ran.id, cell.id, twin.id, first.id}
 
 
 def test_what_is_confirmed_counts_as_done_and_is_carried_to_other_cards(bench: Bench) -> None:

@@ -1,0 +1,196 @@
+"""Which machines fit what a job needs, how fast they are for it, and which platforms are its homes. Pure.
+
+Judged once for all jobs with equal needs, and remembered while the machines on offer are those of before: at most ticks
+they are. Nothing here depends on the time, on quotas or on who runs where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import median_low
+
+from freegpu import cards
+from freegpu.jobs.model import Accelerator, Needs
+from freegpu.orchestrator.machines import Shape, card_fault, lack
+from freegpu.orchestrator.spots import Kind, Login, Spot
+from freegpu.orchestrator.turns import Paces
+
+__all__ = ["Fitting", "Judged", "fitting"]
+
+#: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere
+HOME = 8.0
+#: needs that are remembered for one set of machines
+MOST = 20_000
+
+#: a card, and what the PyTorch beside it was built for
+Card = tuple[str, tuple[str, ...]]
+#: what of a job's needs decides about cards
+Asked = tuple[tuple[Accelerator, ...], bool, str, bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """What jobs with some needs find among the machines on offer."""
+
+    #: by the number of a machine's shape: its place in the job's list of cards; None: it does not fit
+    choices: Sequence[int | None]
+    #: seconds per T4 second on the best and on a middling one of these; None: nothing fits
+    paces: Paces | None
+    #: platforms where these jobs run at a speed worth it, without a person's help
+    homes: frozenset[Login]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Fitting:
+    """One set of machines, and what was found of it."""
+
+    #: (platform, number of the shape) of all that is there
+    machines: Sequence[tuple[str, int]]
+    #: logins where sessions may be started, each with the numbers of the shapes of its machines
+    able: Sequence[tuple[Login, Sequence[int]]]
+    numbers: Mapping[Shape, int]
+    #: the shapes by what decides about a card, with their numbers
+    groups: Mapping[Card, Sequence[tuple[int, Shape]]]
+    _judged: dict[Needs, Judged] = field(default_factory=dict)
+    _kinds: dict[Kind, Judged] = field(default_factory=dict)
+    _sole: dict[Needs, Login | None] = field(default_factory=dict)
+    _cards: dict[Asked, list[tuple[int, Sequence[tuple[int, Shape]]]]] = field(default_factory=dict)
+    _lately: tuple[Sequence[Needs], frozenset[Login]] = ((), frozenset())
+
+    def of(self, needs: Needs) -> Judged:
+        """What fits these needs."""
+        found = self._judged.get(needs)
+        if found is None:
+            if len(self._judged) >= MOST:
+                self._judged.clear()
+            found = self._judged[needs] = self._judge(needs)
+        return found
+
+    def of_kind(self, kind: Kind) -> Judged:
+        """The same where some platforms may be out of the question; no paces: nothing fits on the others."""
+        found = self._kinds.get(kind)
+        if found is None:
+            if len(self._kinds) >= MOST:
+                self._kinds.clear()
+            found = self._kinds[kind] = self._narrowed(kind)
+        return found
+
+    def _narrowed(self, kind: Kind) -> Judged:
+        judged = self.of(kind.needs)
+        if not kind.narrow:
+            return judged
+        some = any(
+            judged.choices[number] is not None and kind.allows(platform)
+            for platform, number in self.machines
+        )
+        able = [entry for entry in self.able if kind.allows(entry[0][0])]
+        return Judged(
+            choices=judged.choices,
+            paces=judged.paces if some else None,
+            homes=_homes(able, self._seconds(kind.needs, judged.choices)),
+        )
+
+    def sole_lately(self, lately: Sequence[Needs]) -> frozenset[Login]:
+        """`sole` of a list that is often the very one of the last time."""
+        if self._lately[0] is not lately:
+            self._lately = (lately, self.sole(lately))
+        return self._lately[1]
+
+    def sole(self, every: Iterable[Needs]) -> frozenset[Login]:
+        """Platforms that are the only home of jobs with one of these needs; not by the user's own choice."""
+        known = self._sole
+        found = set()
+        for needs in every:
+            try:
+                found.add(known[needs])
+            except KeyError:
+                if len(known) >= MOST:
+                    known.clear()
+                free = replace(needs, platforms=()) if needs.platforms else needs
+                homes = self.of(free).homes
+                known[needs] = next(iter(homes)) if len(homes) == 1 else None
+                found.add(known[needs])
+        return frozenset(login for login in found if login is not None)
+
+    def _judge(self, needs: Needs) -> Judged:
+        choices: list[int | None] = [None] * len(self.numbers)
+        for choice, group in self._suitable(needs):
+            for number, shape in group:
+                if not lack(needs, shape):
+                    choices[number] = choice
+        seconds = self._seconds(needs, choices)
+        known = [one for one in seconds if one is not None]
+        return Judged(
+            choices=choices,
+            paces=Paces(min(known), median_low(known)) if known else None,
+            homes=_homes(self.able, seconds),
+        )
+
+    def _suitable(self, needs: Needs) -> list[tuple[int, Sequence[tuple[int, Shape]]]]:
+        """The groups whose card does, with its place in the job's list of cards; memory and the like not considered."""
+        asked = (needs.accelerators, needs.ordered, needs.precision, needs.allows_cpu)
+        found = self._cards.get(asked)
+        if found is None:
+            if len(self._cards) >= MOST:
+                self._cards.clear()
+            judged = ((card_fault(needs, *card), group) for card, group in self.groups.items())
+            found = [(choice, group) for (fault, choice), group in judged if not fault]
+            self._cards[asked] = found
+        return found
+
+    def _seconds(self, needs: Needs, choices: Sequence[int | None]) -> list[float | None]:
+        """Seconds per T4 second, by the number of the shape; None: it does not fit."""
+        found: list[float | None] = [None] * len(choices)
+        for (card, _), group in self.groups.items():
+            pace = 1 / cards.speed(card, needs.workload)
+            for number, _ in group:
+                if choices[number] is not None:
+                    found[number] = pace
+        return found
+
+
+def fitting(spots: Sequence[Spot]) -> Fitting:
+    """What is known of these machines, whose shapes are numbered."""
+    every: dict[tuple[str, Shape], None] = {}
+    able: dict[Login, dict[Shape, None]] = {}
+    for spot in spots:
+        every[spot.offer.platform, spot.shape] = None
+        if not spot.attended and not spot.closed:
+            able.setdefault(spot.login, {})[spot.shape] = None
+    known = _fitting(tuple(every), tuple((login, tuple(shapes)) for login, shapes in able.items()))
+    for spot in spots:
+        spot.number = known.numbers[spot.shape]
+    return known
+
+
+@lru_cache(maxsize=16)
+def _fitting(
+    machines: tuple[tuple[str, Shape], ...], able: tuple[tuple[Login, tuple[Shape, ...]], ...]
+) -> Fitting:
+    numbers = {
+        shape: number for number, shape in enumerate(dict.fromkeys(shape for _, shape in machines))
+    }
+    groups: dict[Card, list[tuple[int, Shape]]] = {}
+    for shape, number in numbers.items():
+        groups.setdefault((shape[0], shape[5]), []).append((number, shape))
+    return Fitting(
+        machines=[(platform, numbers[shape]) for platform, shape in machines],
+        able=[(login, [numbers[shape] for shape in shapes]) for login, shapes in able],
+        numbers=numbers,
+        groups=groups,
+    )
+
+
+def _homes(
+    able: Iterable[tuple[Login, Sequence[int]]], seconds: Sequence[float | None]
+) -> frozenset[Login]:
+    """A processor is no home for what wants a card's speed."""
+    best = {
+        login: min(fits)
+        for login, numbers in able
+        if (fits := [pace for number in numbers if (pace := seconds[number]) is not None])
+    }
+    least = min(best.values(), default=0.0)
+    return frozenset(login for login, pace in best.items() if pace <= HOME * least)
