@@ -563,23 +563,41 @@ class Workspace:
     def cancel(self, jobs: Sequence[str]) -> tuple[JobView, ...]:
         """Cancel jobs; running attempts are asked to stop by the next tick.
 
-        Every id is resolved before the first is cancelled. InvalidTransitionError: one has ended already.
+        The name of a matrix means its cells that are still open. Every id is resolved before the first is cancelled.
+        InvalidTransitionError: one has ended already, or all cells of a matrix have.
         """
-        found = [self.ledger.resolve(job) for job in jobs]
-        for job in found:
-            if job.state.final:
+        found: dict[str, Job] = {}
+        for text in jobs:
+            named = self._to_cancel(text)
+            if not named:
                 raise InvalidTransitionError(
-                    f"{job.name} ({job.id}) is over ({job.state}); there is nothing to cancel",
-                    hint="`freegpu jobs` shows what is still open",
+                    f"every job of {text.strip()} is over; there is nothing to cancel",
+                    hint=f"`freegpu results {text.strip()}` shows what became of them",
                 )
-        at = utc(self.clock)
-        return reports.job_views(
-            self.ledger, [self.ledger.cancel_job(job.id, at=at) for job in found]
-        )
+            for job in named:
+                if job.state.final:
+                    raise InvalidTransitionError(
+                        f"{job.name} ({job.id}) is over ({job.state}); there is nothing to cancel",
+                        hint="`freegpu jobs` shows what is still open",
+                    )
+            found |= {job.id: job for job in named}
+        self.ledger.cancel_jobs(list(found), at=utc(self.clock))
+        return self._views(found)
+
+    def _to_cancel(self, text: str) -> list[Job]:
+        """The job that is meant, or the cells of a matrix that are open, of all its submissions."""
+        cells = self.ledger.cells(text.strip())
+        if not cells:
+            return [self.ledger.resolve(text)]
+        return [job for job in cells if not job.state.final]
+
+    def _views(self, ids: Collection[str]) -> tuple[JobView, ...]:
+        """The jobs as they stand now."""
+        return reports.job_views(self.ledger, self.ledger.jobs_of(ids))
 
     def lost_by_cancelling(self, jobs: Sequence[str]) -> tuple[str, ...]:
         """What a person should know before: sentences about those of these jobs that run where nothing reaches them."""
-        ids = {self.ledger.resolve(job).id for job in jobs}
+        ids = {job.id for text in jobs for job in self._to_cancel(text)}
         sentences = []
         for job in sorted(ids):
             for attempt in self.ledger.attempts(job=job, open_only=True):
@@ -600,15 +618,27 @@ class Workspace:
                     )
         return tuple(sentences)
 
-    def retry(self, job: str, *, from_scratch: bool = False) -> JobView:
-        """Try a failed or cancelled job again, from its newest checkpoint unless `from_scratch`."""
-        found = self.ledger.resolve(job)
-        if found.state not in (JobState.FAILED, JobState.CANCELLED):
+    def retry(self, job: str, *, from_scratch: bool = False) -> tuple[JobView, ...]:
+        """Try a failed or cancelled job again, from its newest checkpoint unless `from_scratch`.
+
+        The name of a matrix means those of its cells that have failed or were cancelled. InvalidTransitionError: there
+        is none.
+        """
+        meant = self.ledger.meant(job)
+        found = [one for one in meant if one.state in (JobState.FAILED, JobState.CANCELLED)]
+        if not found:
+            what = (
+                f"{meant[0].name} ({meant[0].id}) is {meant[0].state}"
+                if len(meant) == 1
+                else f"no job of {job.strip()} has failed or was cancelled"
+            )
             raise InvalidTransitionError(
-                f"{found.name} ({found.id}) is {found.state}; only failed and cancelled jobs are retried",
+                f"{what}; only failed and cancelled jobs are retried",
                 hint="submit it again for a fresh run",
             )
-        return self._view(self.ledger.retry_job(found.id, from_scratch=from_scratch))
+        ids = [one.id for one in found]
+        self.ledger.retry_jobs(ids, from_scratch=from_scratch)
+        return self._views(ids)
 
     def interrupt(self, job: str) -> JobView:
         """Rehearse a preemption: the running attempt is asked to save and stop, and the job goes on elsewhere."""
@@ -783,8 +813,9 @@ class Workspace:
         for job in jobs:
             for other in self.ledger.unmet(job.id) if job.state is JobState.PENDING else ():
                 if other.state in (JobState.FAILED, JobState.CANCELLED):
+                    became = "was cancelled" if other.state is JobState.CANCELLED else "has failed"
                     raise NotReadyError(
-                        f"{job.name} ({job.id}) waits for {other.name} ({other.id}), which has {other.state}",
+                        f"{job.name} ({job.id}) waits for {other.name} ({other.id}), which {became}",
                         hint=f"`freegpu retry {other.id}` lets both go on",
                     )
 

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerCorruptError, LedgerError
+from freegpu.jobs import matrix
 from freegpu.jobs.lifecycle import AttemptState, JobState, SessionState
 from freegpu.jobs.model import JobSpec, Needs
 from freegpu.orchestrator import migrations, rows
@@ -144,10 +145,20 @@ class Reader:
             return rows.job(row)
         raise self._unknown(id)
 
+    def jobs_of(self, ids: Collection[str]) -> list[Job]:
+        """The jobs with these ids that there are, in the order of submission."""
+        found, wanted = [], list(ids)
+        for at in range(0, len(wanted), 500):
+            marks, values = _any_of(wanted[at : at + 500])
+            found += [
+                rows.job(row) for row in self._dicts(_JOBS + f" WHERE j.id IN {marks}", *values)
+            ]
+        return sorted(found, key=lambda job: job.seq)
+
     def resolve(self, text: str) -> Job:
         """The job with this id; else the only one that bears this name or whose id begins so.
 
-        JobNotFoundError: there is none, or there are several (they are listed).
+        JobNotFoundError: there is none, or there are several (they are listed), or it names a whole matrix.
         """
         wanted = text.strip()
         if not _storable(wanted):
@@ -158,12 +169,15 @@ class Reader:
             *(wanted, len(wanted), wanted, wanted),
         )
         if not wanted or not ids:
+            self._refuse_matrix(wanted)
             raise self._unknown(wanted)
         for said in (
             [row for row in ids if row[0] == wanted],
             [row for row in ids if row[1] == wanted],
             ids,
         ):
+            if said is ids:  # before the beginning of an id: a matrix may bear the name `a`
+                self._refuse_matrix(wanted)
             if len(said) == 1:
                 return self.job(said[0][0])
             if said:
@@ -175,6 +189,32 @@ class Reader:
             f"{len(ids)} jobs are meant by {wanted!r}: {shown}{more}",
             hint="give more letters of the id",
         )
+
+    def meant(self, text: str) -> list[Job]:
+        """The jobs that a command on several means: the one with this id or name, else the cells of the matrix of this
+        name as they were submitted last, else the one whose id begins so. JobNotFoundError, as of `resolve`."""
+        cells = self.cells(text.strip())
+        return list(newest_cells(cells)) if cells else [self.resolve(text)]
+
+    def cells(self, name: str) -> list[Job]:
+        """Every job of the matrix with this name, in the order of submission; none where a job has it as its name or id."""
+        if not name or not _storable(name):
+            return []
+        if self._fetch("SELECT id FROM jobs WHERE id = ? OR name = ? LIMIT 1", name, name):
+            return []
+        return [
+            job
+            for job in self.jobs_like(name)
+            if job.spec.cell and matrix.stem(job.name, job.spec.cell) == name
+        ]
+
+    def _refuse_matrix(self, text: str) -> None:
+        cells = newest_cells(self.cells(text))
+        if cells:
+            raise JobNotFoundError(
+                f"{text!r} is a matrix of {len(cells)} jobs, and here one is meant",
+                hint=f"`freegpu results {text}` lists them with their ids",
+            )
 
     def unmet(self, job_id: str) -> list[Job]:
         """The jobs it waits for that have not succeeded."""
@@ -451,6 +491,12 @@ def _any_of(values: list[str]) -> tuple[str, list[Any]]:
 
 def _limit(limit: int | None) -> str:
     return "" if limit is None else f" LIMIT {max(0, int(limit))}"
+
+
+def newest_cells(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """Of jobs of one matrix those that were submitted last for their cell, in the order of submission."""
+    newest = {tuple(sorted(job.spec.cell.items())): job for job in jobs}
+    return tuple(sorted(newest.values(), key=lambda job: job.seq))
 
 
 def _storable(text: str) -> bool:

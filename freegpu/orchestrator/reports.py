@@ -7,12 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from freegpu.adapters.base import Adapter, Offer
+from freegpu.jobs import matrix
 from freegpu.jobs.lifecycle import JobState, SessionState
 from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt, Balance, FigureSource, Job, Place, Session
 from freegpu.orchestrator.placement import nothing_on
 from freegpu.orchestrator.views import JobView, PlatformView, SessionView, SlotView
+
+#: of jobs that another waits for so many are named
+_NAMED = 4
 
 
 def job_views(ledger: Ledger, jobs: Sequence[Job]) -> tuple[JobView, ...]:
@@ -178,5 +182,31 @@ def sentence(
 
 
 def waits_for(ledger: Ledger, job: Job) -> list[str]:
-    """The jobs that this one comes after and that have not succeeded, with what became of them."""
-    return [f"{other.name} ({other.id}), which is {other.state}" for other in ledger.unmet(job.id)]
+    """The jobs that this one comes after and that have not succeeded, with what became of them.
+
+    Those that will not succeed by themselves come first; of many others only the number is told.
+    """
+    unmet = ledger.unmet(job.id)
+    stuck = [other for other in unmet if other.state in (JobState.FAILED, JobState.CANCELLED)]
+    open_ = [other for other in unmet if not other.state.final]
+    told = [
+        f"{other.name} ({other.id}), which {_became(other)}"
+        for other in (*stuck[:_NAMED], *(open_ if len(open_) <= _NAMED else ()))
+    ]
+    if len(stuck) > _NAMED:
+        told.append(f"{len(stuck) - _NAMED} more that have failed or were cancelled")
+    if len(open_) > _NAMED:
+        running = sum(other.state is JobState.ACTIVE for other in open_)
+        stems = {matrix.stem(other.name, other.spec.cell) for other in open_}
+        of = f" of {min(stems)}" if len(stems) == 1 else ""
+        told.append(f"{len(open_)} jobs{of}, {running} of which run now")
+    if stuck:
+        retried = stuck[0].id if len(stuck) == 1 else matrix.stem(stuck[0].name, stuck[0].spec.cell)
+        told[-1] += f"; `freegpu retry {retried}` lets it go on"
+    return told
+
+
+def _became(job: Job) -> str:
+    if job.state is JobState.CANCELLED:
+        return "was cancelled"
+    return f"has failed ({job.why})" if job.state is JobState.FAILED else f"is {job.state}"
