@@ -349,6 +349,10 @@ class Waiting:
     speeds: Mapping[str, float] = field(default_factory=dict)
     #: deviation of the logarithm of `remaining_t4_s`; None: an estimate, or nothing
     sigma: float | None = None
+    #: for forecasts, since a decision sees only jobs that may begin: ids of jobs that must have succeeded first, and
+    #: the moment before which it is not tried again
+    after: tuple[str, ...] = ()
+    not_before: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

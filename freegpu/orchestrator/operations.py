@@ -534,31 +534,45 @@ class Workspace:
         overrides: Sequence[str] = (),
         environ: Mapping[str, str],
         goal: Goal | None = None,
-        runs: int = 40,
+        runs: int | None = None,
     ) -> Foreseen:
-        """What would become of these jobs if they were submitted now; changes nothing. Errors as of `submit`."""
-        from freegpu.orchestrator import foresight
+        """What would become of these jobs if they were submitted now; changes nothing. Errors as of `submit`.
+
+        `runs`: how often the queue is run forward; None: as often as a queue of this length allows.
+        """
+        from freegpu.orchestrator import drafts, foresight
 
         specs = [spec for path in paths for spec in self._load(path, overrides, environ).specs]
         now = utc(self.clock)
-        snapshot = self._ahead(goal)
+        snapshot, _ = self._ahead(goal)
         after = max((job.seq for job in snapshot.waiting), default=0) + 1
-        new = [_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs)]
-        return foresight.plan(snapshot, new, now, runs=runs)
+        alone = [_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs)]
+        new = drafts.waiting(self.ledger, specs, alone)
+        named = drafts.matrices(zip((job.id for job in new), specs, strict=True))
+        return foresight.plan(snapshot, new, now, runs=runs, groups=named)
 
-    def simulate(self, weeks: int, *, goal: Goal | None = None, runs: int = 40) -> Ahead:
+    def simulate(self, weeks: int, *, goal: Goal | None = None, runs: int | None = None) -> Ahead:
         """The queue and the quotas run forward; changes nothing."""
         from freegpu.orchestrator import foresight
 
-        return foresight.ahead(self._ahead(goal), utc(self.clock), weeks, runs=runs)
+        snapshot, queued = self._ahead(goal)
+        return foresight.ahead(snapshot, utc(self.clock), weeks, runs=runs, groups=queued)
 
-    def _ahead(self, goal: Goal | None) -> Snapshot:
-        snapshot = self._looking([]).snapshot(always=True)
+    def _ahead(self, goal: Goal | None) -> tuple[Snapshot, dict[str, list[str]]]:
+        """The whole queue, also what may not begin yet, and the matrices in it."""
+        from freegpu.orchestrator import drafts
+
+        looking = self._looking([])
+        snapshot = looking.snapshot(always=True)
         there = {job.id for job in snapshot.waiting} | {each.job.id for each in snapshot.running}
         active = self.ledger.jobs(states=[JobState.ACTIVE])
-        rest = tuple(self.ledger.as_waiting(job.id) for job in active if job.id not in there)
-        snapshot = replace(snapshot, waiting=(*snapshot.waiting, *rest))
-        return replace(snapshot, goal=goal) if goal else snapshot
+        rest = [self.ledger.as_waiting(job.id) for job in active if job.id not in there]
+        held = [job for job in self.ledger.held(utc(self.clock)) if job.id not in there]
+        more = looking.with_learned_lengths((*rest, *held))
+        snapshot = replace(snapshot, waiting=(*snapshot.waiting, *more))
+        ids = [*(job.id for job in snapshot.waiting), *(each.job.id for each in snapshot.running)]
+        queued = drafts.matrices((id, spec) for id, _, spec in self.ledger.specs(ids))
+        return (replace(snapshot, goal=goal) if goal else snapshot), queued
 
     def cancel(self, jobs: Sequence[str]) -> tuple[JobView, ...]:
         """Cancel jobs; running attempts are asked to stop by the next tick.

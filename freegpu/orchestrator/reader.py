@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -239,6 +239,30 @@ class Reader:
         nothing: dict[str, str] = {}
         found = self._fetch(_WAITING + _READY, moment)
         return tuple(rows.waiting(row, avoid.get(row[0], nothing)) for row in found)
+
+    def held(self, now: datetime) -> tuple[Waiting, ...]:
+        """Pending jobs that may not be tried now, with what they wait for: other jobs, or their moment."""
+        after: dict[str, list[str]] = {}
+        for job, first in self._fetch(
+            "SELECT a.job, a.after FROM afters a JOIN jobs b ON b.id = a.after JOIN jobs j ON j.id = a.job"
+            " WHERE j.state = 'pending' AND b.state <> 'succeeded' ORDER BY a.job, b.seq"
+        ):
+            after.setdefault(job, []).append(first)
+        later = self._fetch(
+            "SELECT id, not_before FROM jobs WHERE state = 'pending' AND not_before > ?",
+            self._moment(now),
+        )
+        moments = {job: rows.time(at) for job, at in later}
+        found: list[Waiting] = []
+        wanted = sorted(after.keys() | moments.keys())
+        for at in range(0, len(wanted), 500):
+            marks, values = _any_of(wanted[at : at + 500])
+            for row in self._fetch(_WAITING + f" WHERE j.id IN {marks}", *values):
+                job = rows.waiting(row, {})
+                found.append(
+                    replace(job, after=tuple(after.get(job.id, ())), not_before=moments.get(job.id))
+                )
+        return tuple(sorted(found, key=lambda job: job.seq))
 
     def asked_since(self, moment: datetime) -> tuple[Needs, ...]:
         """What the jobs that were submitted since then need, each once."""

@@ -209,7 +209,7 @@ class Reconciler:
         waiting = self.ledger.waiting(self.now())
         if not waiting and not always:
             return Snapshot()
-        waiting = self._with_learned_lengths(waiting)
+        waiting = self.with_learned_lengths(waiting)
         sessions = self.ledger.sessions(open_only=True)
         return Snapshot(
             waiting=waiting,
@@ -226,10 +226,10 @@ class Reconciler:
 
     def _running(self, sessions: list[Session]) -> tuple[Running, ...]:
         found = standing.running(self.ledger, sessions, self.now())
-        jobs = {job.id: job for job in self._with_learned_lengths(tuple(one.job for one in found))}
+        jobs = {job.id: job for job in self.with_learned_lengths(tuple(one.job for one in found))}
         return tuple(replace(one, job=jobs[one.job.id]) for one in found)
 
-    def _with_learned_lengths(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
+    def with_learned_lengths(self, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
         """A job that has run, or whose kin has, knows better than its estimate how long the rest takes."""
         book, families = history.book(self.ledger, self._families)
         if book is None:

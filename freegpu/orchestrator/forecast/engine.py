@@ -73,6 +73,8 @@ class _Engine:
             for given in world.platforms
         }
         self.jobs: dict[str, JobNow] = {}
+        #: a job -> those that come after it
+        self.followers: dict[str, list[JobNow]] = {}
         self.waiting: dict[str, JobNow] = {}
         self.sessions: dict[str, SessionNow] = {}
         self.runs: list[Run] = []
@@ -95,7 +97,11 @@ class _Engine:
                 done=job.work_s * min(1.0, max(0.0, job.done)),
             )
             self.jobs[job.id] = state
-            self._at(arrives, What.ARRIVE, state)
+            state.needed = set(job.after)
+            for first in state.needed:
+                self.followers.setdefault(first, []).append(state)
+            if not state.needed:
+                self._at(arrives, What.ARRIVE, state)
         self.unfinished = len(self.jobs)
         for platform in self.platforms.values():
             if platform.blocked_until is not None:
@@ -231,6 +237,10 @@ class _Engine:
         job = self._leave(session, slot, "finished", saved=True)
         job.state, job.finished = "finished", self.now
         self.unfinished -= 1
+        for other in self.followers.get(job.job.id, ()):
+            other.needed.discard(job.job.id)
+            if not other.needed:
+                self._at(max(self.now, other.arrived), What.ARRIVE, other)
         self._pass_on(session, slot, seat)
         return True
 

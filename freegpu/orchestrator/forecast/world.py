@@ -68,6 +68,8 @@ class Job:
     priority: int = 0
     deadline: datetime | None = None
     arrives: datetime | None = None
+    #: ids of jobs that must have finished before it arrives; one that the world lacks never does
+    after: tuple[str, ...] = ()
     #: when it was submitted, if that was before it arrives; its waiting counts from here
     created_at: datetime | None = None
     #: what a checkpoint costs, what a start of the job costs in its slot, seconds
