@@ -147,7 +147,7 @@ def _jobs(
 
 
 def _job(job: Expected, begin: datetime) -> tuple[str, ...]:
-    name = safe(job.name) + (f" ({len(job.jobs)} jobs)" if job.jobs else "")
+    name = safe(job.name) + (f" x{len(job.jobs)}" if job.jobs else "")
     if not job.first:
         return (name, "nowhere", NEVER, NEVER, "", "")
     place, share = job.first[0]
@@ -182,7 +182,7 @@ def _pools(pools: Sequence[Unused], begin: datetime, out: Output) -> None:
 
 
 def _expires(pool: Unused) -> str:
-    if pool.resets_at is None:  # it comes back bit by bit, or never: nothing is lost at one moment
+    if not pool.expires:  # it comes back bit by bit, or never: nothing is lost at one moment
         return ""
     return "?" if pool.expired_s is None else duration(pool.expired_s, days=False)
 

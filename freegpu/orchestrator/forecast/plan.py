@@ -71,6 +71,8 @@ class Unused:
     used_s: float
     expired_s: float | None
     resets_at: datetime | None
+    #: whether what is left is lost at one moment
+    expires: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,6 +248,7 @@ def _unused(platform: str, balance: Balance, results: Sequence[Result]) -> Unuse
         used_s=fmean(result.used_s.get(key, 0.0) for result in results),
         expired_s=fmean(expired) if expired else None,
         resets_at=balance.resets_at,
+        expires=balance.window.kind in FIXED,
     )
 
 
