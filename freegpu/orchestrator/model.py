@@ -278,7 +278,8 @@ class Balance:
     reserved_s: float
     resets_at: datetime | None
     source: FigureSource
-    #: age of the live reading in seconds, if the source is live
+    #: age of the figure in seconds: of the live reading, the ledger's newest line, or the day of the declaration; None:
+    #: not known
     age_s: float | None = None
 
     @property

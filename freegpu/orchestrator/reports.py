@@ -76,9 +76,9 @@ def _platform_view(
 ) -> PlatformView:
     pool = offer.pool if offer else balance.pool if balance else ""
     figures = place.learned.get(pool)
-    source = str(balance.source) if balance else ""
+    source, age_s = (str(balance.source), balance.age_s) if balance else ("", None)
     if figures is not None and figures.allowance is not None and source != FigureSource.LIVE:
-        source = str(FigureSource.LEARNED)
+        source, age_s = str(FigureSource.LEARNED), figures.allowance.age_s
     return PlatformView(
         name=place.platform,
         account=place.account,
@@ -91,7 +91,7 @@ def _platform_view(
         reserved_s=balance.reserved_s if balance else 0.0,
         resets_at=balance.resets_at if balance else None,
         source=source,
-        age_s=balance.age_s if balance else None,
+        age_s=age_s,
         attended=place.capabilities.attended,
         open_sessions=place.open_sessions,
         max_concurrent=place.capabilities.max_concurrent,
