@@ -223,6 +223,17 @@ class Reader:
         )
         return [rows.job(row) for row in self._dicts(sql, job_id)]
 
+    def blockers(self) -> dict[str, tuple[int, int]]:
+        """Pending job -> how many jobs it still waits for, and how many of them have failed or were cancelled."""
+        over = (JobState.FAILED.value, JobState.CANCELLED.value)
+        found = self._fetch(
+            "SELECT a.job, count(*), sum(CASE WHEN b.state IN (?, ?) THEN 1 ELSE 0 END) FROM afters a"
+            " JOIN jobs b ON b.id = a.after JOIN jobs j ON j.id = a.job"
+            " WHERE j.state = 'pending' AND b.state <> 'succeeded' GROUP BY a.job",
+            *over,
+        )
+        return {job: (int(all_), int(stuck)) for job, all_, stuck in found}
+
     def job_counts(self) -> dict[JobState, int]:
         """How many jobs are in each state; every state is there."""
         counts = dict(self._fetch("SELECT state, count(*) FROM jobs GROUP BY state"))

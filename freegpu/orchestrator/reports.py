@@ -27,17 +27,19 @@ def job_views(ledger: Ledger, jobs: Sequence[Job]) -> tuple[JobView, ...]:
     elif any(job.attempts for job in jobs):
         for attempt in ledger.attempts():
             by_job[attempt.job].append(attempt)
-    return tuple(_job_view(job, by_job[job.id]) for job in jobs)
+    pending = any(job.state is JobState.PENDING and job.spec.after for job in jobs)
+    blockers = ledger.blockers() if pending else {}
+    return tuple(_job_view(job, by_job[job.id], blockers.get(job.id)) for job in jobs)
 
 
-def _job_view(job: Job, attempts: Sequence[Attempt]) -> JobView:
+def _job_view(job: Job, attempts: Sequence[Attempt], blockers: tuple[int, int] | None) -> JobView:
     last = attempts[-1] if attempts else None
     ran = sum(1 for attempt in attempts if attempt.started_at is not None)
     return JobView(
         id=job.id,
         name=job.name,
         state=str(job.state),
-        why=job.why,
+        why=_held(*blockers) if blockers else job.why,
         platform=last.platform if last else "",
         card=last.card if last else "",
         attempt=last.id if last else "",
@@ -51,6 +53,18 @@ def _job_view(job: Job, attempts: Sequence[Attempt]) -> JobView:
         priority=job.spec.priority,
         deadline=job.spec.deadline,
     )
+
+
+def _held(unmet: int, stuck: int) -> str:
+    """What a pending job waits for, in a few words; `why` names the jobs."""
+    if stuck:
+        jobs = "a job that has" if stuck == 1 else f"{stuck} jobs that have"
+        return (
+            f"after {jobs} failed or was cancelled"
+            if stuck == 1
+            else f"after {jobs} failed or were cancelled"
+        )
+    return "after a job that is not done" if unmet == 1 else f"after {unmet} jobs that are not done"
 
 
 def platform_views(
