@@ -411,6 +411,20 @@ Goal = Literal["jct", "makespan"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A session that is open now, with what runs in it or is about to: where a forecast begins."""
+
+    session: str
+    offer: Offer
+    #: seconds until its limit; None: no limit
+    left_s: float | None
+    #: quota that it holds and has not used yet, seconds at rate 1
+    held_s: float
+    #: (slot, job)
+    jobs: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """All that a decision depends on, but the time."""
 
@@ -422,6 +436,8 @@ class Snapshot:
     lately: tuple[Needs, ...] = ()
     #: "jct": jobs end early on average; "makespan": the last one ends early
     goal: Goal = "jct"
+    #: for forecasts: every open session, also those that no decision looks at any more
+    standing: tuple[Standing, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

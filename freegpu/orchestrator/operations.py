@@ -560,7 +560,7 @@ class Workspace:
 
     def _ahead(self, goal: Goal | None) -> tuple[Snapshot, dict[str, list[str]]]:
         """The whole queue, also what may not begin yet, and the matrices in it."""
-        from freegpu.orchestrator import drafts
+        from freegpu.orchestrator import drafts, standing
 
         looking = self._looking([])
         snapshot = looking.snapshot(always=True)
@@ -570,6 +570,13 @@ class Workspace:
         held = [job for job in self.ledger.held(utc(self.clock)) if job.id not in there]
         more = looking.with_learned_lengths((*rest, *held))
         snapshot = replace(snapshot, waiting=(*snapshot.waiting, *more))
+        now, open_ = utc(self.clock), self.ledger.sessions(open_only=True)
+        known = {job.id for job in snapshot.waiting} | {each.job.id for each in snapshot.running}
+        stands = [
+            replace(each, jobs=tuple(job for job in each.jobs if job[1] in known))
+            for each in standing.standing(self.ledger, open_, now)
+        ]
+        snapshot = replace(snapshot, standing=tuple(stands))
         ids = [*(job.id for job in snapshot.waiting), *(each.job.id for each in snapshot.running)]
         queued = drafts.matrices((id, spec) for id, _, spec in self.ledger.specs(ids))
         return (replace(snapshot, goal=goal) if goal else snapshot), queued

@@ -39,6 +39,7 @@ from freegpu.orchestrator.model import (
     Assign,
     Move,
     Snapshot,
+    Standing,
     StartSession,
 )
 from freegpu.orchestrator.spots import Kind, Shape, unfit
@@ -85,6 +86,7 @@ class _Engine:
         self._fits: dict[tuple[Kind, Shape], bool] = {}
         #: needs -> when such a job was asked for last, seconds
         self.asked: dict[Needs, float] = {}
+        seated = {job for session in world.standing for _, job in session.jobs}
         ordered = sorted(world.jobs, key=lambda job: (job.arrives or world.begin, job.id))
         for seq, job in enumerate(ordered, start=1):
             arrives = max(0.0, self._seconds(job.arrives or world.begin))
@@ -100,7 +102,7 @@ class _Engine:
             state.needed = set(job.after)
             for first in state.needed:
                 self.followers.setdefault(first, []).append(state)
-            if not state.needed:
+            if not state.needed and job.id not in seated:
                 self._at(arrives, What.ARRIVE, state)
         self.unfinished = len(self.jobs)
         for platform in self.platforms.values():
@@ -108,6 +110,34 @@ class _Engine:
                 self._at(max(0.0, self._seconds(platform.blocked_until)), What.OPEN, platform)
             for purse in platform.purses.values():
                 self._await_reset(purse)
+        for session in world.standing:
+            self._stands(session)
+
+    def _stands(self, given: Standing) -> None:
+        """A session is open when the world begins: its jobs are in their slots, and it holds its quota."""
+        platform = self.platforms[given.offer.platform]
+        session = SessionNow(
+            id=given.session,
+            at=platform,
+            offer=given.offer,
+            shape=shape_of(given.offer),
+            asked=0.0,
+            seats=[None] * given.offer.count,
+            ends=math.inf if given.left_s is None else max(0.0, given.left_s),
+        )
+        self.sessions[session.id] = platform.sessions[session.id] = session
+        for slot, job in given.jobs:
+            self._seat(session, slot, self.jobs[job])
+        purse = platform.purses.get(given.offer.pool)
+        if purse is not None:
+            purse.reserve(session.id, given.offer, given.held_s, self.world.begin)
+            purse.granted(session.id, self.world.begin)
+            self._foresee(purse)
+        luck = random.Random(f"{self.seed}:{given.session}")  # noqa: S311 - luck, no secret
+        loss = platform.given.loss_per_h / 3600
+        self._at(0.0, What.LIVE, session)
+        self._at(luck.expovariate(loss) if loss > 0 else math.inf, What.LOSS, session)
+        self._at(session.ends, What.LIMIT, session)
 
     # --- time -------------------------------------------------------------------------------------------
 
@@ -124,7 +154,7 @@ class _Engine:
     def run(self) -> Result:
         while self.heap and self.unfinished:
             when = self.heap[0][0]
-            if when > self.world.horizon_s:
+            if when > self.world.horizon_s or when == math.inf:
                 break
             self.now = when
             changed = False

@@ -19,7 +19,7 @@ from freegpu.adapters.base import WindowKind
 from freegpu.orchestrator.forecast.engine import run
 from freegpu.orchestrator.forecast.purse import FIXED
 from freegpu.orchestrator.forecast.world import Job, Outcome, Platform, Pool, Result, World
-from freegpu.orchestrator.model import Balance, Place, Reading, Snapshot, Waiting
+from freegpu.orchestrator.model import Balance, Place, Reading, Snapshot, Standing, Waiting
 from freegpu.orchestrator.spots import PRIOR_LOSS_S, Ask, Kind
 
 __all__ = ["RUNS", "Expected", "Forecast", "Moment", "Unused", "forecast", "worlds"]
@@ -91,7 +91,14 @@ class Forecast:
 
 def worlds(snapshot: Snapshot, now: datetime, runs: int, seed: int = 0) -> list[World]:
     """What may be true, `runs` times; the same for the same seed."""
-    platforms = [_platform(place, now) for place in snapshot.places if _drives(place)]
+    there = {place.platform for place in snapshot.places}
+    standing = tuple(each for each in snapshot.standing if each.offer.platform in there)
+    busy = {each.offer.platform for each in standing}
+    platforms = [
+        _platform(place, now, standing)
+        for place in snapshot.places
+        if _drives(place) or place.platform in busy
+    ]
     jobs = [*(running.job for running in snapshot.running), *snapshot.waiting]
     found = []
     for number in range(runs):
@@ -101,6 +108,7 @@ def worlds(snapshot: Snapshot, now: datetime, runs: int, seed: int = 0) -> list[
                 platforms=tuple(_drawn(platform, luck) for platform in platforms),
                 jobs=tuple(_job(job, now, luck) for job in jobs),
                 begin=now,
+                standing=standing,
                 goal=snapshot.goal,
                 horizon_s=HORIZON_S,
             )
@@ -128,7 +136,7 @@ def forecast(
         jobs=tuple(_expected(job, [r.outcomes[job.id] for r in results]) for job in jobs),
         groups=tuple(_together(name, ids, results) for name, ids in (groups or {}).items()),
         pools=tuple(
-            _unused(place.platform, balance, results)
+            _unused(place.platform, balance, results, _held(snapshot.standing, place, balance.pool))
             for place in snapshot.places
             if _drives(place)
             for balance in place.balances
@@ -141,25 +149,29 @@ def _drives(place: Place) -> bool:
     return bool(place.offers) and not place.capabilities.attended
 
 
-def _platform(place: Place, now: datetime) -> Platform:
+def _platform(place: Place, now: datetime, standing: Sequence[Standing]) -> Platform:
     return Platform(
         name=place.platform,
         account=place.account,
         capabilities=place.capabilities,
-        offers=place.offers,
-        pools=tuple(_pool(balance, now) for balance in place.balances),
+        # in a session that a person started jobs go on; another one may never come
+        offers=place.offers if _drives(place) else (),
+        pools=tuple(
+            _pool(balance, now, _held(standing, place, balance.pool)) for balance in place.balances
+        ),
         losses=place.losses,
         exposure_s=place.exposure_s,
         blocked_until=place.blocked_until,
     )
 
 
-def _pool(balance: Balance, now: datetime) -> Pool:
+def _pool(balance: Balance, now: datetime, held_s: float) -> Pool:
+    """`held_s`: what sessions of the pool hold that are in the forecast themselves."""
     said = Reading(
         platform=balance.platform,
         account=balance.account,
         pool=balance.pool,
-        used_s=balance.used_s + balance.reserved_s,
+        used_s=balance.used_s + max(0.0, balance.reserved_s - held_s),
         limit_s=balance.limit_s,
         resets_at=balance.resets_at,
         as_of=now,
@@ -238,9 +250,16 @@ def _share(found: Iterable[bool]) -> float:
     return fmean(map(float, found))
 
 
-def _unused(platform: str, balance: Balance, results: Sequence[Result]) -> Unused:
+def _held(standing: Sequence[Standing], place: Place, pool: str) -> float:
+    """What open sessions hold of a pool, seconds at rate 1."""
+    return sum(
+        s.held_s for s in standing if s.offer.platform == place.platform and s.offer.pool == pool
+    )
+
+
+def _unused(platform: str, balance: Balance, results: Sequence[Result], held_s: float) -> Unused:
     key = (platform, balance.pool)
-    ends = [_expired(result, key, balance) for result in results]
+    ends = [_expired(result, key, balance, held_s) for result in results]
     expired = [end for end in ends if end is not None]
     return Unused(
         platform=platform,
@@ -252,7 +271,7 @@ def _unused(platform: str, balance: Balance, results: Sequence[Result]) -> Unuse
     )
 
 
-def _expired(result: Result, key: tuple[str, str], balance: Balance) -> float | None:
+def _expired(result: Result, key: tuple[str, str], balance: Balance, held_s: float) -> float | None:
     """What is lost at the end of the present window; None: nothing is lost at one moment, or nobody knows how much."""
     if balance.resets_at is None or balance.window.kind not in FIXED:
         return None
@@ -262,7 +281,9 @@ def _expired(result: Result, key: tuple[str, str], balance: Balance) -> float | 
     # all was done before the reset
     if balance.left_s is None or result.end > balance.resets_at:
         return None
-    return max(0.0, balance.left_s - result.used_s.get(key, 0.0))
+    # what open sessions hold is not left now, but it is among what the run used, or was given back in it
+    there = balance.left_s + min(held_s, balance.reserved_s)
+    return max(0.0, there - result.used_s.get(key, 0.0))
 
 
 def _last(outcomes: Iterable[Outcome]) -> datetime | None:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from freegpu.adapters.base import Capabilities, Offer, Window, WindowKind
 from freegpu.jobs.model import Estimate, Needs
-from freegpu.orchestrator.model import Entry, EntryKind, Goal, Reading
+from freegpu.orchestrator.model import Entry, EntryKind, Goal, Reading, Standing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +89,8 @@ class World:
     platforms: tuple[Platform, ...]
     jobs: tuple[Job, ...]
     begin: datetime
+    #: sessions that are open when it begins
+    standing: tuple[Standing, ...] = ()
     goal: Goal = "jct"
     #: the run is given up after so long
     horizon_s: float = 120 * 86400.0
