@@ -24,6 +24,7 @@ __all__ = [
     "capability",
     "find",
     "fulfils",
+    "kind",
     "names",
     "precision",
     "ratios",
@@ -33,7 +34,8 @@ __all__ = [
 ]
 
 Precision = Literal["bf16", "fp16", "fp32"]
-Kind = Literal["gpu", "tpu", "hpu", "cpu"]
+#: what programs it: CUDA, AMD's ROCm, Intel's XPU, a TPU, a Gaudi, no card at all
+Kind = Literal["gpu", "rocm", "xpu", "tpu", "hpu", "cpu"]
 
 #: classes of work that differ in which card is fast; the names a job spec may give
 WORKLOADS = (
@@ -60,7 +62,21 @@ _REACHED, _REACHED_SMALL, _SMALL_BOARD_W = 0.75, 0.55, 75
 _TF32_SHARE = 0.47
 
 _NOT_ALNUM = re.compile(r"[^a-z0-9]+")
-_MAKERS = re.compile(r"nvidia|geforce|tesla|quadro|google|cloud|intel|habana")
+_MARKS = re.compile(r"\((?:r|tm|c)\)|[®™]", re.IGNORECASE)
+_MAKERS = re.compile(r"nvidia|geforce|tesla|quadro|google|cloud|intel|habana|amd|instinct|radeon")
+#: names of cards in no table that run no CUDA; a card that nobody knows is else taken for NVIDIA's
+_FOREIGN: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("tpu", re.compile(r"\btpus?\b|\bv[4-9](?:litepod|e|p)-?[0-9]", re.IGNORECASE)),
+    ("hpu", re.compile(r"gaudi|habana|\bhl-[0-9]", re.IGNORECASE)),
+    (
+        "rocm",
+        re.compile(
+            r"\bamd\b|radeon|instinct|\bmi[0-9]{2,3}[a-z]?\b|\brx ?[5-9][0-9]{3}|gfx[0-9]",
+            re.IGNORECASE,
+        ),
+    ),
+    ("xpu", re.compile(r"\bintel\b|\barc\b|\bxpu\b|\bmax ?1[0-9]{3}\b", re.IGNORECASE)),
+)
 # What platforms append: form factor, memory kind, edition, case, number of cards.
 _FORM = re.compile(
     r"sxm[0-9]?|pcie|hbm[0-9]e?|blackwell|(?:server|workstation|maxqworkstation)edition"
@@ -156,6 +172,15 @@ def speed(card_name: str, workload: str = "general") -> float:
     return _modelled(card, workload)
 
 
+def kind(card_name: str) -> Kind:
+    """What programs this card; of one in no table its name tells, and if it tells nothing it is taken for a CUDA card."""
+    card = find(card_name)
+    if card is not None:
+        return card.kind
+    name = _MARKS.sub(" ", card_name[:200])
+    return next((each for each, words in _FOREIGN if words.search(name)), "gpu")
+
+
 def sources() -> Mapping[str, str]:
     """What the keys in `Card.source` mean, and where the weights are from ("model")."""
     return _table().sources
@@ -198,6 +223,8 @@ def _modelled(card: Card, workload: str) -> float:
     rate, bandwidth = ratios(card.name, workload)
     if workload == "llm-decode":
         return float(bandwidth**0.5)
+    if rate <= 0:  # nobody knows its rates (Gaudi1): the bandwidth alone, not a standstill
+        return bandwidth
     weight = _table().weights[workload]
     return float(rate**weight * bandwidth ** (1 - weight))
 
@@ -225,13 +252,13 @@ def _reached(card: Card, peak: float | None) -> float:
 @lru_cache(maxsize=1024)
 def _canonical(name: str) -> str:
     known_as = _table().known_as
-    folded = _NOT_ALNUM.sub("", name.casefold())
+    folded = _NOT_ALNUM.sub("", _MARKS.sub(" ", name).casefold())
     if exact := known_as.get(folded):
         return exact
     bare = _MAKERS.sub("", folded)
     if exact := known_as.get(bare):
         return exact
-    core = _FORM.sub("", bare)
+    core = _FORM.sub("", bare).removesuffix("graphics")
     if exact := known_as.get(core):
         return exact
     for digits in (2, 3, 1):

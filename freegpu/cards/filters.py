@@ -7,14 +7,24 @@ of it. Memory, CPUs and which cards a job names are judged where places are know
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from freegpu import cards
 
-__all__ = ["PRECISIONS", "no_bf16", "no_kernels", "not_asked_for", "runs_on", "unfit"]
+__all__ = ["PRECISIONS", "SOFTWARE", "no_bf16", "no_kernels", "not_asked_for", "runs_on", "unfit"]
 
 #: what a job may say about its arithmetic; "any" asks for nothing
 PRECISIONS = ("any", "bf16")
+
+#: kind of card -> what its programs are written for
+SOFTWARE: Mapping[str, str] = {
+    "gpu": "CUDA",
+    "rocm": "ROCm",
+    "xpu": "XPU",
+    "tpu": "TPU",
+    "hpu": "HPU",
+    "cpu": "CPU",
+}
 
 _ARCH = re.compile(r"(sm|compute)_([0-9]{1,3})([0-9])[a-z]?")
 
@@ -36,10 +46,11 @@ def unfit(
 
 
 def not_asked_for(card: str, *, named: bool) -> str:
-    """TPUs and Gaudis run no CUDA program: only a job that names them gets one."""
-    facts = cards.find(card)
-    special = facts is not None and facts.kind in ("tpu", "hpu")
-    return "such a chip must be asked for by name" if special and not named else ""
+    """TPUs, Gaudis, and cards of Intel and AMD run no CUDA program: only a job that names them gets one."""
+    kind = cards.kind(card)
+    if named or kind in ("gpu", "cpu"):
+        return ""
+    return f"it runs no CUDA ({SOFTWARE[kind]}): such a chip must be asked for by name"
 
 
 def no_bf16(card: str) -> str:

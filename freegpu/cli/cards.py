@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from freegpu.cards import WORKLOADS
+from freegpu.cards.filters import SOFTWARE
 from freegpu.cli.call import Call, Result
 from freegpu.cli.command import command
 from freegpu.cli.output import Output
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     Column(title="CARD"),
+    Column(title="RUNS"),
     Column(title="MEMORY", right=True),
     Column(title="SM", right=True),
     Column(title="BF16"),
@@ -43,7 +45,8 @@ def cards(call: Call, name: str | None, workload: str) -> Result:
 
     Speeds are relative to a T4. SPEED is the model that freegpu decides with before it has seen a job run; PUBLIC RUNS
     the middle figure of published measurements that were made on a T4 too, and YOUR JOBS that of jobs of this
-    home that ran on both, each with their number. With NAME, as people or platforms write it, everything about one card.
+    home that ran on both, each with their number. RUNS is what programs are written for there: only jobs that name a
+    card get one that runs no CUDA. With NAME, as people or platforms write it, everything about one card.
     """
     if name is not None:
         from freegpu import cards as table
@@ -73,6 +76,7 @@ def _show(found: Cards, now: datetime, out: Output) -> None:
 def _row(line: CardLine) -> tuple[str, ...]:
     return (
         line.name,
+        SOFTWARE.get(line.kind, line.kind),
         f"{line.vram_gb:g} GB" if line.vram_gb else "",
         line.sm or "",
         "yes" if line.bf16 else "no",
@@ -93,7 +97,7 @@ def _detail(card: CardDetail, now: datetime, out: Output) -> None:
     out.title(facts.name)
     out.facts(
         [
-            ("kind", facts.kind),
+            ("runs", SOFTWARE.get(facts.kind, facts.kind)),
             ("chip", facts.arch),
             ("memory", f"{facts.vram_gb:g} GB, {facts.bandwidth_gbs:,g} GB/s"),
             ("compute capability", facts.sm or ""),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def cancel(call: Call, jobs: tuple[str, ...]) -> Result:
     """Cancel jobs.
 
+    JOB is an id, the beginning of one, or a name; the name of a matrix means all of its jobs that are still open.
     A running job gets SIGTERM and its grace time to save; a sealed session, which nothing reaches, is ended and what
     it did since it began is lost. If one of the jobs is not known or has ended already, none is cancelled.
     """
@@ -41,12 +42,12 @@ def cancel(call: Call, jobs: tuple[str, ...]) -> Result:
 def retry(call: Call, job: str, from_scratch: bool) -> Result:
     """Try a failed or cancelled job again.
 
-    It goes on from its newest checkpoint.
+    It goes on from its newest checkpoint. The name of a matrix means all of its jobs that have failed or were cancelled.
     """
     with call.workspace() as workspace:
-        view = workspace.retry(job, from_scratch=from_scratch)
+        views = workspace.retry(job, from_scratch=from_scratch)
         _send(call, workspace)
-    return _result([view], "waits for its next attempt")
+    return _result(views, "waits for its next attempt")
 
 
 @command("interrupt", example="freegpu interrupt k3x9f2 && freegpu logs k3x9f2 -f")

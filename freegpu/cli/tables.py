@@ -105,8 +105,8 @@ def platform_row(view: PlatformView, now: datetime) -> Sequence[Cell]:
         if view.reserved_s:
             quota += f" ({duration(view.reserved_s, days=False)} reserved)"
     source = view.source
-    if view.age_s is not None and view.age_s >= 60:
-        source += f", {duration(view.age_s)} old"
+    if source and view.age_s is not None:
+        source += f", {duration(view.age_s)} old" if view.age_s >= 60 else ", now"
     sessions = f"{view.open_sessions} of {view.max_concurrent}" if view.max_concurrent else ""
     known = (
         f"; as it was {duration((now - view.known_at).total_seconds())} ago"

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
+from freegpu import cards
+from freegpu.adapters.base import Offer
 from freegpu.orchestrator.forecast.engine import run
-from freegpu.orchestrator.forecast.plan import Expected, Forecast, Unused, forecast, worlds
+from freegpu.orchestrator.forecast.plan import RUNS, Expected, Forecast, Unused, forecast, worlds
 from freegpu.orchestrator.forecast.world import Result, WindowUse
 from freegpu.orchestrator.model import Place, Snapshot, Waiting
+from freegpu.orchestrator.spots import Ask, shape_of, unfit
 
-__all__ = ["Ahead", "Plan", "Sooner", "Span", "ahead", "plan"]
+__all__ = ["Ahead", "Fits", "Plan", "Sooner", "Span", "affordable", "ahead", "plan"]
 
 #: runs for a suggestion: it only has to be told apart from nothing
 FEWER = 12
+#: the fewest runs that give a range, and what one answer may cost: runs x jobs x jobs, since a run of twice the
+#: queue takes about four times as long
+LEAST, COST = 4, 2_500_000
+#: less than this of a pool is not worth a sentence, seconds at rate 1
+WORTH_USING_S = 600.0
+#: so many kinds of jobs are told to fit into hours that would expire
+KINDS = 3
 #: what a suggestion must bring to be told: this share of the time to finish, and this much, seconds
 WORTH, WORTH_S = 0.1, 600.0
 
@@ -27,8 +39,26 @@ class Sooner:
     name: str
     #: "with less than 20 GB"
     change: str
+    #: where it would probably begin then
+    where: str
     finish: datetime
     sooner_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fits:
+    """What would fit into hours that expire."""
+
+    platform: str
+    pool: str
+    #: what will probably expire, seconds at rate 1, and when
+    expires_s: float
+    resets_at: datetime
+    #: the card that it buys, and for how long, seconds of one card
+    card: str
+    card_s: float
+    #: (name, how many jobs like it); those that fit there at all
+    jobs: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +69,9 @@ class Plan:
     runs: int
     jobs: tuple[Expected, ...]
     pools: tuple[Unused, ...]
+    #: matrices among the jobs, as a whole
+    groups: tuple[Expected, ...]
+    fits: tuple[Fits, ...]
     sooner: tuple[Sooner, ...]
     #: jobs that are in the queue already and were run forward with them
     queued: int
@@ -66,7 +99,14 @@ class Ahead:
     spans: tuple[Span, ...]
     windows: tuple[WindowUse, ...]
     jobs: tuple[Expected, ...]
+    groups: tuple[Expected, ...]
     pools: tuple[Unused, ...]
+    fits: tuple[Fits, ...]
+
+
+def affordable(jobs: int) -> int:
+    """How often a queue of so many jobs is run forward if nobody says."""
+    return max(LEAST, min(RUNS, COST // max(1, jobs) ** 2))
 
 
 def plan(
@@ -74,19 +114,34 @@ def plan(
     new: Sequence[Waiting],
     now: datetime,
     *,
-    runs: int,
+    runs: int | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Plan:
-    """Run the queue forward with these jobs in it, and try what might make each of them finish sooner."""
+    """Run the queue forward with these jobs in it, and try what might make each of them finish sooner.
+
+    `groups`: matrices among them, name -> ids; what is true of one cell is tried with all of them.
+    """
+    groups = groups or {}
     everything = replace(snapshot, waiting=(*snapshot.waiting, *new))
-    found = forecast(everything, now, runs=runs)
+    runs = runs or affordable(len(everything.waiting) + len(everything.running))
+    found = forecast(everything, now, runs=runs, groups=groups)
     mine = {job.id for job in new}
     jobs = tuple(expected for expected in found.jobs if expected.job in mine)
+    sets = _sets(new, groups)
+    finishes = {each.job: each.finish.middle for each in (*jobs, *found.groups)}
+    fewer = min(FEWER, max(LEAST, runs // 3))
     return Plan(
         begin=now,
         runs=runs,
         jobs=jobs,
         pools=found.pools,
-        sooner=tuple(_sooner(everything, new, jobs, now, min(FEWER, runs))),
+        groups=found.groups,
+        fits=tuple(_fits(snapshot, found.pools, sets, now)),
+        sooner=tuple(
+            sooner
+            for name, members in sets.items()
+            for sooner in _sooner(everything, name, members, finishes[name], now, fewer)
+        ),
         queued=len(snapshot.waiting) + len(snapshot.running),
     )
 
@@ -96,12 +151,15 @@ def ahead(
     now: datetime,
     weeks: int,
     *,
-    runs: int,
+    runs: int | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Ahead:
     """Run the user's queue and quotas forward for so many weeks."""
-    found: Forecast = forecast(snapshot, now, runs=runs)
+    runs = runs or affordable(len(snapshot.waiting) + len(snapshot.running))
+    found: Forecast = forecast(snapshot, now, runs=runs, groups=groups)
     until = now + timedelta(weeks=weeks)
     likely = run(replace(worlds(snapshot, now, 1)[0], horizon_s=weeks * 7 * 86400.0), 0)
+    sets = _sets([*snapshot.waiting, *(each.job for each in snapshot.running)], groups or {})
     return Ahead(
         begin=now,
         until=until,
@@ -109,8 +167,79 @@ def ahead(
         spans=tuple(_spans(likely, snapshot)),
         windows=likely.windows,
         jobs=found.jobs,
+        groups=found.groups,
         pools=found.pools,
+        fits=tuple(_fits(snapshot, found.pools, sets, now)),
     )
+
+
+def _sets(
+    jobs: Sequence[Waiting], groups: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[Waiting]]:
+    """Matrices by their names, other jobs by their ids."""
+    by_id = {job.id: job for job in jobs}
+    found: dict[str, Sequence[Waiting]] = {
+        name: [by_id[id] for id in ids if id in by_id] for name, ids in groups.items()
+    }
+    grouped = {id for ids in groups.values() for id in ids}
+    return found | {id: [job] for id, job in by_id.items() if id not in grouped}
+
+
+def _fits(
+    snapshot: Snapshot,
+    pools: Sequence[Unused],
+    sets: Mapping[str, Sequence[Waiting]],
+    now: datetime,
+) -> Iterator[Fits]:
+    """For each pool that loses hours at its reset: the card on which they are worth most, and jobs that fit there."""
+    places = {place.platform: place for place in snapshot.places}
+    for pool in pools:
+        if pool.expired_s is None or pool.expired_s < WORTH_USING_S or pool.resets_at is None:
+            continue
+        place = places[pool.platform]
+        room = max(0.0, (pool.resets_at - now).total_seconds()) * place.capabilities.max_concurrent
+        best = max(
+            (
+                _bought(offer, pool.expired_s, room)
+                for offer in place.offers
+                if offer.pool == pool.pool
+            ),
+            key=lambda bought: bought[1] * cards.speed(bought[0].card),
+            default=None,
+        )
+        if best is None:
+            continue
+        offer, card_s = best
+        many = f" x{offer.count}" if offer.count > 1 else ""
+        counts: dict[str, float] = {}
+        for name, members in sets.items():
+            number = _how_many(members[0], offer, card_s) if members else 0.0
+            if number > 0:
+                counts.setdefault(name if len(members) > 1 else members[0].name, number)
+        yield Fits(
+            platform=pool.platform,
+            pool=pool.pool,
+            expires_s=pool.expired_s,
+            resets_at=pool.resets_at,
+            card=f"{offer.card}{many}",
+            card_s=card_s,
+            jobs=tuple(list(counts.items())[:KINDS]),
+        )
+
+
+def _bought(offer: Offer, quota_s: float, room_s: float) -> tuple[Offer, float]:
+    """Seconds of one card that so much quota buys, in no more time than there is."""
+    sessions_s = quota_s / offer.rate if offer.rate > 0 else room_s
+    return offer, min(sessions_s, room_s) * max(1, offer.count)
+
+
+def _how_many(job: Waiting, offer: Offer, card_s: float) -> float:
+    """Jobs like this one that so many seconds of a card do; 0: none may run there."""
+    ask = Ask.of(job)
+    if ask.kind.refused(offer.platform) or unfit(ask.kind, shape_of(offer))[0]:
+        return 0.0
+    speed = ask.speed(offer.card)
+    return card_s * speed / max(1.0, ask.work_s) if speed > 0 else 0.0
 
 
 def _spans(result: Result, snapshot: Snapshot) -> Iterator[Span]:
@@ -132,44 +261,53 @@ def _spans(result: Result, snapshot: Snapshot) -> Iterator[Span]:
 
 
 def _sooner(
-    snapshot: Snapshot, new: Sequence[Waiting], jobs: Sequence[Expected], now: datetime, runs: int
+    snapshot: Snapshot,
+    name: str,
+    jobs: Sequence[Waiting],
+    present: datetime | None,
+    now: datetime,
+    runs: int,
 ) -> Iterator[Sooner]:
-    finishes = {job.job: job.finish.middle for job in jobs}
-    for job in new:
-        present = finishes[job.id]
-        for change, world in _changes(snapshot, job):
-            (then,) = [
-                expected.finish.middle
-                for expected in forecast(world, now, runs=runs).jobs
-                if expected.job == job.id
-            ]
-            if then is None:
-                continue
-            took = (then - now).total_seconds()
-            before = (present - now).total_seconds() if present else float("inf")
-            if before - took >= max(WORTH_S, WORTH * before if present else 0.0):
-                yield Sooner(
-                    job=job.id, name=job.name, change=change, finish=then, sooner_s=before - took
-                )
+    """`jobs`: one, or the cells of a matrix, which are changed together."""
+    for change, world in _changes(snapshot, jobs):
+        ids = [job.id for job in jobs]
+        (then,) = forecast(world, now, runs=runs, groups={name: ids}).groups
+        if then.finish.middle is None:
+            continue
+        took = (then.finish.middle - now).total_seconds()
+        before = (present - now).total_seconds() if present else math.inf
+        if before - took >= max(WORTH_S, WORTH * before if present else 0.0):
+            yield Sooner(
+                job=name,
+                name=name if len(jobs) > 1 else jobs[0].name,
+                change=change,
+                where=then.first[0][0] if then.first else "",
+                finish=then.finish.middle,
+                sooner_s=before - took,
+            )
 
 
-def _changes(snapshot: Snapshot, job: Waiting) -> Iterator[tuple[str, Snapshot]]:
-    """What the user could change about a job or do for it, with the world in which that was done."""
+def _changes(snapshot: Snapshot, jobs: Sequence[Waiting]) -> Iterator[tuple[str, Snapshot]]:
+    """What the user could change about jobs or do for them, with the world in which that was done."""
+    ids = {job.id for job in jobs}
 
-    def instead(changed: Waiting) -> Snapshot:
-        waiting = tuple(changed if each.id == job.id else each for each in snapshot.waiting)
+    def instead(**changed: Any) -> Snapshot:
+        waiting = tuple(
+            replace(each, needs=replace(each.needs, **changed)) if each.id in ids else each
+            for each in snapshot.waiting
+        )
         return replace(snapshot, waiting=waiting)
 
-    needs = job.needs
+    needs = jobs[0].needs
     if needs.vram_gb > 0:
-        less = replace(job, needs=replace(needs, vram_gb=needs.vram_gb / 2))
-        yield f"if {needs.vram_gb / 2:g} GB were enough", instead(less)
+        half = needs.vram_gb / 2
+        yield f"if {half:g} GB were enough", instead(vram_gb=half)
     if needs.accelerators:
-        any_card = replace(job, needs=replace(needs, accelerators=(), ordered=False))
-        yield "if any card would do", instead(any_card)
+        yield "if any card would do", instead(accelerators=(), ordered=False)
+    if needs.precision == "bf16":
+        yield "if fp16 would do", instead(precision="any")
     if needs.platforms:
-        anywhere = replace(job, needs=replace(needs, platforms=()))
-        yield "on any platform", instead(anywhere)
+        yield "on any platform", instead(platforms=())
     for place in snapshot.places:
         if place.capabilities.attended and place.offers:
             click = tuple(_clicked(each) if each is place else each for each in snapshot.places)

@@ -130,8 +130,8 @@ class Ledger(Reader):
     def add_jobs(self, new: Sequence[NewJob], *, why: str) -> list[Job]:
         """Submit all of them or none.
 
-        `after` names become ids: every job of that name in this batch, else that id, else the newest earlier
-        job of that name. JobNotFoundError: there is none; JobSpecError: they wait in a circle.
+        `after` names become ids: every job of that name in this batch, else that id, else what was submitted last of
+        that name, a job or all cells of a matrix. JobNotFoundError: there is none; JobSpecError: they wait in a circle.
         """
         from freegpu.orchestrator import ledger_jobs
 
@@ -151,19 +151,29 @@ class Ledger(Reader):
 
     def cancel_job(self, job_id: str, *, at: datetime) -> Job:
         """CANCELLED, its open attempts STOPPING. Twice is fine; InvalidTransitionError if it has ended."""
+        self.cancel_jobs([job_id], at=at)
+        return self.job(job_id)
+
+    def cancel_jobs(self, ids: Sequence[str], *, at: datetime) -> None:
+        """The same for several, all of them or none."""
         from freegpu.orchestrator import ledger_jobs
 
         with self._write() as w:
-            ledger_jobs.cancel(w, job_id, at=at)
-        return self.job(job_id)
+            for job_id in ids:
+                ledger_jobs.cancel(w, job_id, at=at)
 
     def retry_job(self, job_id: str, *, from_scratch: bool) -> Job:
         """FAILED or CANCELLED -> PENDING, counts reset. InvalidTransitionError in any other state."""
+        self.retry_jobs([job_id], from_scratch=from_scratch)
+        return self.job(job_id)
+
+    def retry_jobs(self, ids: Sequence[str], *, from_scratch: bool) -> None:
+        """The same for several, all of them or none."""
         from freegpu.orchestrator import ledger_jobs
 
         with self._write() as w:
-            ledger_jobs.retry(w, job_id, from_scratch=from_scratch)
-        return self.job(job_id)
+            for job_id in ids:
+                ledger_jobs.retry(w, job_id, from_scratch=from_scratch)
 
     def avoid(self, job_id: str, platform: str, why: str, until: datetime) -> None:
         """Keep the job away from the platform until then."""

@@ -12,10 +12,11 @@ from datetime import datetime
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from sqlalchemy import func
+from sqlalchemy import func, or_
 from sqlmodel import col, delete, insert, select
 
 from freegpu.errors import InvalidTransitionError, JobNotFoundError, JobSpecError
+from freegpu.jobs import matrix
 from freegpu.jobs.lifecycle import (
     JOB_TRANSITIONS,
     AttemptState,
@@ -108,8 +109,8 @@ _BLANK: dict[str, Any] = {
 
 
 def _resolve(w: Writing, new: Sequence[NewJob], ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """For each new id, the ids it waits for: all of that name in this batch, else that id, else the newest
-    earlier job of that name."""
+    """For each new id, the ids it waits for: all of that name in this batch, else that id, else what was submitted last
+    of that name: a job, or all cells of a matrix."""
     batch: dict[str, list[str]] = {}
     for job_id, each in zip(ids, new, strict=True):
         batch.setdefault(each.spec.name, []).append(job_id)
@@ -118,13 +119,11 @@ def _resolve(w: Writing, new: Sequence[NewJob], ids: Sequence[str]) -> dict[str,
     def earlier(text: str, waiting: str) -> list[str]:
         if text not in known:
             exact = w.session.get(JobRow, text)
-            named = select(JobRow.id).where(JobRow.name == text).order_by(col(JobRow.seq).desc())
-            found = exact.id if exact else w.session.exec(named).first()
-            known[text] = [found] if found else []
+            known[text] = [exact.id] if exact else _newest(w, text)
         if not known[text]:
             raise JobNotFoundError(
                 f"job {waiting!r} waits for {text!r}, and no job has that id or name",
-                hint="submit that one first, or both in one file",
+                hint="submit that one first; `freegpu jobs` lists all",
             )
         return known[text]
 
@@ -149,6 +148,25 @@ def _resolve(w: Writing, new: Sequence[NewJob], ids: Sequence[str]) -> dict[str,
             field="freegpu.after",
         ) from None
     return afters
+
+
+def _newest(w: Writing, name: str) -> list[str]:
+    """The newest job of this name, or all cells of the newest submission of a matrix of this name."""
+    columns = (JobRow.id, JobRow.name, JobRow.spec, JobRow.created_at)
+    begins = func.substr(JobRow.name, 1, len(name) + 1) == f"{name}-"
+    like = select(*columns).where(or_(col(JobRow.name) == name, begins))
+    cells: list[str] = []
+    submitted: datetime | None = None
+    for job_id, called, spec, at in w.session.exec(like.order_by(col(JobRow.seq).desc())):
+        if submitted is not None and at != submitted:
+            break
+        cell = rows.from_json(spec).get("cell") or {}
+        if called == name and not cells:
+            return [job_id]
+        if cell and matrix.stem(called, cell) == name:
+            submitted = at
+            cells.append(job_id)
+    return cells[::-1]
 
 
 def bump_epoch(w: Writing, job_id: str) -> int:

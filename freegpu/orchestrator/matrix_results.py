@@ -11,6 +11,7 @@ from freegpu.errors import JobNotFoundError
 from freegpu.jobs import matrix
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Job
+from freegpu.orchestrator.reader import newest_cells
 
 __all__ = ["Cell", "Results", "collect"]
 
@@ -64,8 +65,7 @@ def collect(ledger: Ledger, name: str, now: datetime, *, everything: bool = Fals
             ) from error
         name = matrix.stem(one.name, one.spec.cell)
         jobs = _jobs(ledger, name)
-    newest = {tuple(sorted(job.spec.cell.items())): job for job in jobs}
-    kept = jobs if everything else sorted(newest.values(), key=lambda job: job.seq)
+    kept = jobs if everything else newest_cells(jobs)
     ran = ledger.runs([job.id for job in kept])
     cells = []
     for job in kept:

@@ -278,7 +278,8 @@ class Balance:
     reserved_s: float
     resets_at: datetime | None
     source: FigureSource
-    #: age of the live reading in seconds, if the source is live
+    #: age of the figure in seconds: of the live reading, the ledger's newest line, or the day of the declaration; None:
+    #: not known
     age_s: float | None = None
 
     @property
@@ -349,6 +350,10 @@ class Waiting(Remembers):
     speeds: Mapping[str, float] = field(default_factory=dict)
     #: deviation of the logarithm of `remaining_t4_s`; None: an estimate, or nothing
     sigma: float | None = None
+    #: for forecasts, since a decision sees only jobs that may begin: ids of jobs that must have succeeded first, and
+    #: the moment before which it is not tried again
+    after: tuple[str, ...] = ()
+    not_before: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -406,6 +411,20 @@ Goal = Literal["jct", "makespan"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A session that is open now, with what runs in it or is about to: where a forecast begins."""
+
+    session: str
+    offer: Offer
+    #: seconds until its limit; None: no limit
+    left_s: float | None
+    #: quota that it holds and has not used yet, seconds at rate 1
+    held_s: float
+    #: (slot, job)
+    jobs: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """All that a decision depends on, but the time."""
 
@@ -417,6 +436,8 @@ class Snapshot:
     lately: tuple[Needs, ...] = ()
     #: "jct": jobs end early on average; "makespan": the last one ends early
     goal: Goal = "jct"
+    #: for forecasts: every open session, also those that no decision looks at any more
+    standing: tuple[Standing, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

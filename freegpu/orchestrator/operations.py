@@ -545,52 +545,91 @@ class Workspace:
         overrides: Sequence[str] = (),
         environ: Mapping[str, str],
         goal: Goal | None = None,
-        runs: int = 40,
+        runs: int | None = None,
     ) -> Foreseen:
-        """What would become of these jobs if they were submitted now; changes nothing. Errors as of `submit`."""
-        from freegpu.orchestrator import foresight
+        """What would become of these jobs if they were submitted now; changes nothing. Errors as of `submit`.
+
+        `runs`: how often the queue is run forward; None: as often as a queue of this length allows.
+        """
+        from freegpu.orchestrator import drafts, foresight
 
         specs = [spec for path in paths for spec in self._load(path, overrides, environ).specs]
         now = utc(self.clock)
-        snapshot = self._ahead(goal)
+        snapshot, _ = self._ahead(goal)
         after = max((job.seq for job in snapshot.waiting), default=0) + 1
-        new = [_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs)]
-        return foresight.plan(snapshot, new, now, runs=runs)
+        alone = [_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs)]
+        new = drafts.waiting(self.ledger, specs, alone)
+        named = drafts.matrices(zip((job.id for job in new), specs, strict=True))
+        return foresight.plan(snapshot, new, now, runs=runs, groups=named)
 
-    def simulate(self, weeks: int, *, goal: Goal | None = None, runs: int = 40) -> Ahead:
+    def simulate(self, weeks: int, *, goal: Goal | None = None, runs: int | None = None) -> Ahead:
         """The queue and the quotas run forward; changes nothing."""
         from freegpu.orchestrator import foresight
 
-        return foresight.ahead(self._ahead(goal), utc(self.clock), weeks, runs=runs)
+        snapshot, queued = self._ahead(goal)
+        return foresight.ahead(snapshot, utc(self.clock), weeks, runs=runs, groups=queued)
 
-    def _ahead(self, goal: Goal | None) -> Snapshot:
-        snapshot = self._looking([]).snapshot(always=True)
+    def _ahead(self, goal: Goal | None) -> tuple[Snapshot, dict[str, list[str]]]:
+        """The whole queue, also what may not begin yet, and the matrices in it."""
+        from freegpu.orchestrator import drafts, standing
+
+        looking = self._looking([])
+        snapshot = looking.snapshot(always=True)
         there = {job.id for job in snapshot.waiting} | {each.job.id for each in snapshot.running}
         active = self.ledger.jobs(states=[JobState.ACTIVE])
-        rest = tuple(self.ledger.as_waiting(job.id) for job in active if job.id not in there)
-        snapshot = replace(snapshot, waiting=(*snapshot.waiting, *rest))
-        return replace(snapshot, goal=goal) if goal else snapshot
+        rest = [self.ledger.as_waiting(job.id) for job in active if job.id not in there]
+        held = [job for job in self.ledger.held(utc(self.clock)) if job.id not in there]
+        more = looking.with_learned_lengths((*rest, *held))
+        snapshot = replace(snapshot, waiting=(*snapshot.waiting, *more))
+        now, open_ = utc(self.clock), self.ledger.sessions(open_only=True)
+        known = {job.id for job in snapshot.waiting} | {each.job.id for each in snapshot.running}
+        stands = [
+            replace(each, jobs=tuple(job for job in each.jobs if job[1] in known))
+            for each in standing.standing(self.ledger, open_, now)
+        ]
+        snapshot = replace(snapshot, standing=tuple(stands))
+        ids = [*(job.id for job in snapshot.waiting), *(each.job.id for each in snapshot.running)]
+        queued = drafts.matrices((id, spec) for id, _, spec in self.ledger.specs(ids))
+        return (replace(snapshot, goal=goal) if goal else snapshot), queued
 
     def cancel(self, jobs: Sequence[str]) -> tuple[JobView, ...]:
         """Cancel jobs; running attempts are asked to stop by the next tick.
 
-        Every id is resolved before the first is cancelled. InvalidTransitionError: one has ended already.
+        The name of a matrix means its cells that are still open. Every id is resolved before the first is cancelled.
+        InvalidTransitionError: one has ended already, or all cells of a matrix have.
         """
-        found = [self.ledger.resolve(job) for job in jobs]
-        for job in found:
-            if job.state.final:
+        found: dict[str, Job] = {}
+        for text in jobs:
+            named = self._to_cancel(text)
+            if not named:
                 raise InvalidTransitionError(
-                    f"{job.name} ({job.id}) is over ({job.state}); there is nothing to cancel",
-                    hint="`freegpu jobs` shows what is still open",
+                    f"every job of {text.strip()} is over; there is nothing to cancel",
+                    hint=f"`freegpu results {text.strip()}` shows what became of them",
                 )
-        at = utc(self.clock)
-        return reports.job_views(
-            self.ledger, [self.ledger.cancel_job(job.id, at=at) for job in found]
-        )
+            for job in named:
+                if job.state.final:
+                    raise InvalidTransitionError(
+                        f"{job.name} ({job.id}) is over ({job.state}); there is nothing to cancel",
+                        hint="`freegpu jobs` shows what is still open",
+                    )
+            found |= {job.id: job for job in named}
+        self.ledger.cancel_jobs(list(found), at=utc(self.clock))
+        return self._views(found)
+
+    def _to_cancel(self, text: str) -> list[Job]:
+        """The job that is meant, or the cells of a matrix that are open, of all its submissions."""
+        cells = self.ledger.cells(text.strip())
+        if not cells:
+            return [self.ledger.resolve(text)]
+        return [job for job in cells if not job.state.final]
+
+    def _views(self, ids: Collection[str]) -> tuple[JobView, ...]:
+        """The jobs as they stand now."""
+        return reports.job_views(self.ledger, self.ledger.jobs_of(ids))
 
     def lost_by_cancelling(self, jobs: Sequence[str]) -> tuple[str, ...]:
         """What a person should know before: sentences about those of these jobs that run where nothing reaches them."""
-        ids = {self.ledger.resolve(job).id for job in jobs}
+        ids = {job.id for text in jobs for job in self._to_cancel(text)}
         sentences = []
         for job in sorted(ids):
             for attempt in self.ledger.attempts(job=job, open_only=True):
@@ -611,15 +650,27 @@ class Workspace:
                     )
         return tuple(sentences)
 
-    def retry(self, job: str, *, from_scratch: bool = False) -> JobView:
-        """Try a failed or cancelled job again, from its newest checkpoint unless `from_scratch`."""
-        found = self.ledger.resolve(job)
-        if found.state not in (JobState.FAILED, JobState.CANCELLED):
+    def retry(self, job: str, *, from_scratch: bool = False) -> tuple[JobView, ...]:
+        """Try a failed or cancelled job again, from its newest checkpoint unless `from_scratch`.
+
+        The name of a matrix means those of its cells that have failed or were cancelled. InvalidTransitionError: there
+        is none.
+        """
+        meant = self.ledger.meant(job)
+        found = [one for one in meant if one.state in (JobState.FAILED, JobState.CANCELLED)]
+        if not found:
+            what = (
+                f"{meant[0].name} ({meant[0].id}) is {meant[0].state}"
+                if len(meant) == 1
+                else f"no job of {job.strip()} has failed or was cancelled"
+            )
             raise InvalidTransitionError(
-                f"{found.name} ({found.id}) is {found.state}; only failed and cancelled jobs are retried",
+                f"{what}; only failed and cancelled jobs are retried",
                 hint="submit it again for a fresh run",
             )
-        return self._view(self.ledger.retry_job(found.id, from_scratch=from_scratch))
+        ids = [one.id for one in found]
+        self.ledger.retry_jobs(ids, from_scratch=from_scratch)
+        return self._views(ids)
 
     def interrupt(self, job: str) -> JobView:
         """Rehearse a preemption: the running attempt is asked to save and stop, and the job goes on elsewhere."""
@@ -805,8 +856,9 @@ class Workspace:
         for job in jobs:
             for other in self.ledger.unmet(job.id) if job.state is JobState.PENDING else ():
                 if other.state in (JobState.FAILED, JobState.CANCELLED):
+                    became = "was cancelled" if other.state is JobState.CANCELLED else "has failed"
                     raise NotReadyError(
-                        f"{job.name} ({job.id}) waits for {other.name} ({other.id}), which has {other.state}",
+                        f"{job.name} ({job.id}) waits for {other.name} ({other.id}), which {became}",
                         hint=f"`freegpu retry {other.id}` lets both go on",
                     )
 

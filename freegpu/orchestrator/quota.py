@@ -11,6 +11,7 @@ exactly `period_s` after it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -298,16 +299,16 @@ def _sums(
 
 
 def _used(uses: Sequence[_Use], cut: datetime, *, at_cut: bool) -> float:
-    return sum(use.after(cut, at_cut=at_cut) for use in uses)
+    # exact, and so the same in whatever order the lines arrived
+    return math.fsum(use.after(cut, at_cut=at_cut) for use in uses)
 
 
 def _reserved(held: Sequence[_Held], cut: datetime) -> float:
     """What the reserves still hold, without what their sessions used before `cut`."""
-    total = 0.0
-    for each in held:
-        before = max(0.0, (cut - each.since).total_seconds()) * (each.rate or 0.0)
-        total += max(0.0, each.amount_s - before)
-    return total
+    return math.fsum(
+        max(0.0, each.amount_s - max(0.0, (cut - each.since).total_seconds()) * (each.rate or 0.0))
+        for each in held
+    )
 
 
 def next_reset(window: Window, reading: Reading | None, at: datetime) -> datetime:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
 from freegpu.errors import FreeGPUError, JobNotFoundError, LedgerCorruptError, LedgerError
+from freegpu.jobs import matrix
 from freegpu.jobs.lifecycle import AttemptState, JobState, SessionState
 from freegpu.jobs.model import JobSpec, Needs
 from freegpu.orchestrator import migrations, rows
@@ -144,10 +145,20 @@ class Reader:
             return rows.job(row)
         raise self._unknown(id)
 
+    def jobs_of(self, ids: Collection[str]) -> list[Job]:
+        """The jobs with these ids that there are, in the order of submission."""
+        found, wanted = [], list(ids)
+        for at in range(0, len(wanted), 500):
+            marks, values = _any_of(wanted[at : at + 500])
+            found += [
+                rows.job(row) for row in self._dicts(_JOBS + f" WHERE j.id IN {marks}", *values)
+            ]
+        return sorted(found, key=lambda job: job.seq)
+
     def resolve(self, text: str) -> Job:
         """The job with this id; else the only one that bears this name or whose id begins so.
 
-        JobNotFoundError: there is none, or there are several (they are listed).
+        JobNotFoundError: there is none, or there are several (they are listed), or it names a whole matrix.
         """
         wanted = text.strip()
         if not _storable(wanted):
@@ -158,12 +169,15 @@ class Reader:
             *(wanted, len(wanted), wanted, wanted),
         )
         if not wanted or not ids:
+            self._refuse_matrix(wanted)
             raise self._unknown(wanted)
         for said in (
             [row for row in ids if row[0] == wanted],
             [row for row in ids if row[1] == wanted],
             ids,
         ):
+            if said is ids:  # before the beginning of an id: a matrix may bear the name `a`
+                self._refuse_matrix(wanted)
             if len(said) == 1:
                 return self.job(said[0][0])
             if said:
@@ -175,6 +189,32 @@ class Reader:
             f"{len(ids)} jobs are meant by {wanted!r}: {shown}{more}",
             hint="give more letters of the id",
         )
+
+    def meant(self, text: str) -> list[Job]:
+        """The jobs that a command on several means: the one with this id or name, else the cells of the matrix of this
+        name as they were submitted last, else the one whose id begins so. JobNotFoundError, as of `resolve`."""
+        cells = self.cells(text.strip())
+        return list(newest_cells(cells)) if cells else [self.resolve(text)]
+
+    def cells(self, name: str) -> list[Job]:
+        """Every job of the matrix with this name, in the order of submission; none where a job has it as its name or id."""
+        if not name or not _storable(name):
+            return []
+        if self._fetch("SELECT id FROM jobs WHERE id = ? OR name = ? LIMIT 1", name, name):
+            return []
+        return [
+            job
+            for job in self.jobs_like(name)
+            if job.spec.cell and matrix.stem(job.name, job.spec.cell) == name
+        ]
+
+    def _refuse_matrix(self, text: str) -> None:
+        cells = newest_cells(self.cells(text))
+        if cells:
+            raise JobNotFoundError(
+                f"{text!r} is a matrix of {len(cells)} jobs, and here one is meant",
+                hint=f"`freegpu results {text}` lists them with their ids",
+            )
 
     def unmet(self, job_id: str) -> list[Job]:
         """The jobs it waits for that have not succeeded."""
@@ -190,6 +230,17 @@ class Reader:
         for job, state, ended in self._fetch(sql):
             found.setdefault(job, []).append((state, rows.time(ended)))
         return found
+
+    def blockers(self) -> dict[str, tuple[int, int]]:
+        """Pending job -> how many jobs it still waits for, and how many of them have failed or were cancelled."""
+        over = (JobState.FAILED.value, JobState.CANCELLED.value)
+        found = self._fetch(
+            "SELECT a.job, count(*), sum(CASE WHEN b.state IN (?, ?) THEN 1 ELSE 0 END) FROM afters a"
+            " JOIN jobs b ON b.id = a.after JOIN jobs j ON j.id = a.job"
+            " WHERE j.state = 'pending' AND b.state <> 'succeeded' GROUP BY a.job",
+            *over,
+        )
+        return {job: (int(all_), int(stuck)) for job, all_, stuck in found}
 
     def job_counts(self) -> dict[JobState, int]:
         """How many jobs are in each state; every state is there."""
@@ -207,6 +258,30 @@ class Reader:
         nothing: dict[str, str] = {}
         found = self._fetch(_WAITING + _READY, moment)
         return tuple(rows.waiting(row, avoid.get(row[0], nothing)) for row in found)
+
+    def held(self, now: datetime) -> tuple[Waiting, ...]:
+        """Pending jobs that may not be tried now, with what they wait for: other jobs, or their moment."""
+        after: dict[str, list[str]] = {}
+        for job, first in self._fetch(
+            "SELECT a.job, a.after FROM afters a JOIN jobs b ON b.id = a.after JOIN jobs j ON j.id = a.job"
+            " WHERE j.state = 'pending' AND b.state <> 'succeeded' ORDER BY a.job, b.seq"
+        ):
+            after.setdefault(job, []).append(first)
+        later = self._fetch(
+            "SELECT id, not_before FROM jobs WHERE state = 'pending' AND not_before > ?",
+            self._moment(now),
+        )
+        moments = {job: rows.time(at) for job, at in later}
+        found: list[Waiting] = []
+        wanted = sorted(after.keys() | moments.keys())
+        for at in range(0, len(wanted), 500):
+            marks, values = _any_of(wanted[at : at + 500])
+            for row in self._fetch(_WAITING + f" WHERE j.id IN {marks}", *values):
+                job = rows.waiting(row, {})
+                found.append(
+                    replace(job, after=tuple(after.get(job.id, ())), not_before=moments.get(job.id))
+                )
+        return tuple(sorted(found, key=lambda job: job.seq))
 
     def asked_since(self, moment: datetime) -> tuple[Needs, ...]:
         """What the jobs that were submitted since then need, each once."""
@@ -476,6 +551,12 @@ def _any_of(values: list[str]) -> tuple[str, list[Any]]:
 
 def _limit(limit: int | None) -> str:
     return "" if limit is None else f" LIMIT {max(0, int(limit))}"
+
+
+def newest_cells(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """Of jobs of one matrix those that were submitted last for their cell, in the order of submission."""
+    newest = {tuple(sorted(job.spec.cell.items())): job for job in jobs}
+    return tuple(sorted(newest.values(), key=lambda job: job.seq))
 
 
 def _storable(text: str) -> bool:

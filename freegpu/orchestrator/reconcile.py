@@ -411,24 +411,23 @@ class Reconciler:
         for pool, window in sorted(adapter.windows.items()):
             if window.kind is WindowKind.NONE:
                 continue
-            reading = readings.get(pool)
-            found.append(
-                quota.balance(
-                    window,
-                    self.ledger.entries(
-                        platform=name,
-                        account=adapter.account,
-                        pool=pool,
-                        since=self.now() - _reach(window),
-                    ),
-                    reading,
-                    [s for s in sessions if s.platform == name and s.pool == pool],
-                    self.now(),
-                    platform=name,
-                    account=adapter.account,
-                    pool=pool,
-                )
+            entries = self.ledger.entries(
+                platform=name,
+                account=adapter.account,
+                pool=pool,
+                since=self.now() - _reach(window),
             )
+            balance = quota.balance(
+                window,
+                entries,
+                readings.get(pool),
+                [s for s in sessions if s.platform == name and s.pool == pool],
+                self.now(),
+                platform=name,
+                account=adapter.account,
+                pool=pool,
+            )
+            found.append(reckoning.aged(balance, entries, self.now()))
         return found
 
 

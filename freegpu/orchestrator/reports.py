@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from freegpu.adapters.base import Adapter, Offer
+from freegpu.jobs import matrix
 from freegpu.jobs.lifecycle import JobState, SessionState
 from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.ledger import Ledger
@@ -14,6 +15,9 @@ from freegpu.orchestrator.model import Attempt, Balance, FigureSource, Job, Plac
 from freegpu.orchestrator.placement import nothing_on
 from freegpu.orchestrator.record import Decision, place_name
 from freegpu.orchestrator.views import JobView, PlatformView, SessionView, SlotView
+
+#: of jobs that another waits for so many are named
+_NAMED = 4
 
 
 def job_views(
@@ -26,18 +30,24 @@ def job_views(
     elif any(job.attempts for job in jobs):
         for attempt in ledger.attempts():
             by_job[attempt.job].append(attempt)
+    pending = any(job.state is JobState.PENDING and job.spec.after for job in jobs)
+    blockers = ledger.blockers() if pending else {}
     told = reasons or {}
-    return tuple(_job_view(job, by_job[job.id], told.get(job.id, "")) for job in jobs)
+    return tuple(
+        _job_view(job, by_job[job.id], blockers.get(job.id), told.get(job.id, "")) for job in jobs
+    )
 
 
-def _job_view(job: Job, attempts: Sequence[Attempt], reason: str) -> JobView:
+def _job_view(
+    job: Job, attempts: Sequence[Attempt], blockers: tuple[int, int] | None, reason: str
+) -> JobView:
     last = attempts[-1] if attempts else None
     ran = sum(1 for attempt in attempts if attempt.started_at is not None)
     return JobView(
         id=job.id,
         name=job.name,
         state=str(job.state),
-        why=job.why,
+        why=_held(*blockers) if blockers else job.why,
         platform=last.platform if last else "",
         card=last.card if last else "",
         attempt=last.id if last else "",
@@ -52,6 +62,18 @@ def _job_view(job: Job, attempts: Sequence[Attempt], reason: str) -> JobView:
         deadline=job.spec.deadline,
         reason=reason,
     )
+
+
+def _held(unmet: int, stuck: int) -> str:
+    """What a pending job waits for, in a few words; `why` names the jobs."""
+    if stuck:
+        jobs = "a job that has" if stuck == 1 else f"{stuck} jobs that have"
+        return (
+            f"after {jobs} failed or was cancelled"
+            if stuck == 1
+            else f"after {jobs} failed or were cancelled"
+        )
+    return "after a job that is not done" if unmet == 1 else f"after {unmet} jobs that are not done"
 
 
 def platform_views(
@@ -77,9 +99,9 @@ def _platform_view(
 ) -> PlatformView:
     pool = offer.pool if offer else balance.pool if balance else ""
     figures = place.learned.get(pool)
-    source = str(balance.source) if balance else ""
+    source, age_s = (str(balance.source), balance.age_s) if balance else ("", None)
     if figures is not None and figures.allowance is not None and source != FigureSource.LIVE:
-        source = str(FigureSource.LEARNED)
+        source, age_s = str(FigureSource.LEARNED), figures.allowance.age_s
     return PlatformView(
         name=place.platform,
         account=place.account,
@@ -92,7 +114,7 @@ def _platform_view(
         reserved_s=balance.reserved_s if balance else 0.0,
         resets_at=balance.resets_at if balance else None,
         source=source,
-        age_s=balance.age_s if balance else None,
+        age_s=age_s,
         attended=place.capabilities.attended,
         open_sessions=place.open_sessions,
         max_concurrent=place.capabilities.max_concurrent,
@@ -193,5 +215,31 @@ def sentence(
 
 
 def waits_for(ledger: Ledger, job: Job) -> list[str]:
-    """The jobs that this one comes after and that have not succeeded, with what became of them."""
-    return [f"{other.name} ({other.id}), which is {other.state}" for other in ledger.unmet(job.id)]
+    """The jobs that this one comes after and that have not succeeded, with what became of them.
+
+    Those that will not succeed by themselves come first; of many others only the number is told.
+    """
+    unmet = ledger.unmet(job.id)
+    stuck = [other for other in unmet if other.state in (JobState.FAILED, JobState.CANCELLED)]
+    open_ = [other for other in unmet if not other.state.final]
+    told = [
+        f"{other.name} ({other.id}), which {_became(other)}"
+        for other in (*stuck[:_NAMED], *(open_ if len(open_) <= _NAMED else ()))
+    ]
+    if len(stuck) > _NAMED:
+        told.append(f"{len(stuck) - _NAMED} more that have failed or were cancelled")
+    if len(open_) > _NAMED:
+        running = sum(other.state is JobState.ACTIVE for other in open_)
+        stems = {matrix.stem(other.name, other.spec.cell) for other in open_}
+        of = f" of {min(stems)}" if len(stems) == 1 else ""
+        told.append(f"{len(open_)} jobs{of}, {running} of which run now")
+    if stuck:
+        retried = stuck[0].id if len(stuck) == 1 else matrix.stem(stuck[0].name, stuck[0].spec.cell)
+        told[-1] += f"; `freegpu retry {retried}` lets it go on"
+    return told
+
+
+def _became(job: Job) -> str:
+    if job.state is JobState.CANCELLED:
+        return "was cancelled"
+    return f"has failed ({job.why})" if job.state is JobState.FAILED else f"is {job.state}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from freegpu.adapters.base import Offer
 from freegpu.jobs.lifecycle import AttemptState, EndReason, SessionState
 from freegpu.jobs.model import Needs
 from freegpu.orchestrator.ledger import Ledger
-from freegpu.orchestrator.model import Running, Session
+from freegpu.orchestrator.model import Running, Session, Standing
 
-__all__ = ["asked_lately", "last_offers", "losses", "offers_key", "running"]
+__all__ = ["asked_lately", "last_offers", "losses", "offers_key", "running", "standing"]
 
 #: demand and losses of so long ago still count, seconds
 LATELY_S = 28 * 86400.0
@@ -41,6 +42,35 @@ def running(ledger: Ledger, sessions: Sequence[Session], now: datetime) -> tuple
                     left_s=float(left) if isinstance(left, int | float) else None,
                 )
             )
+    return tuple(found)
+
+
+def standing(ledger: Ledger, sessions: Sequence[Session], now: datetime) -> tuple[Standing, ...]:
+    """Sessions that are open and not about to end, with the jobs in their slots or next in line for one."""
+    found = []
+    for session in sessions:
+        if session.state not in (SessionState.PLANNED, SessionState.STARTING, SessionState.LIVE):
+            continue
+        slots: dict[int, str] = {}
+        for attempt in ledger.attempts(session=session.id, open_only=True):
+            if attempt.state is not AttemptState.STOPPING and attempt.slot < session.count:
+                slots.setdefault(attempt.slot, attempt.job)
+        begun = session.started_at
+        lived = max(0.0, (now - begun).total_seconds()) if begun else 0.0
+        told = session.beat.get("left_s")
+        left = None if session.limit_s is None else max(0.0, session.limit_s - lived)
+        offer = session.offer
+        if session.card_seen and session.card_seen != offer.card:
+            offer = replace(offer, card=session.card_seen)
+        found.append(
+            Standing(
+                session=session.id,
+                offer=offer,
+                left_s=float(told) if isinstance(told, int | float) else left,
+                held_s=max(0.0, session.reserved_s - lived * session.rate),
+                jobs=tuple(sorted(slots.items())),
+            )
+        )
     return tuple(found)
 
 

@@ -80,8 +80,8 @@ def test_every_refused_field_is_named_with_its_line(dotted: str, desk: Any) -> N
         ("run: x\nenvs: {D: ..}\nfile_mounts:\n  $D/x: .", "task.yaml:4: file_mounts: the target"),
         ("run: x\nworkdir: {url: 'https://h/a'}", "task.yaml:2: workdir must be a folder"),
         (
-            "run: x\nresources:\n  gpus: MI300X",
-            "task.yaml:3: resources.gpus: no free platform has MI300X",
+            "run: x\nresources:\n  gpus: GH200",
+            "task.yaml:3: resources.gpus: no free platform has GH200",
         ),
         (
             "run: x\nresources:\n  ordered: [{gpus: L40}, {accelerators: 'GH200:2'}]",
@@ -111,14 +111,14 @@ def test_what_was_understood_differently_is_told(desk: Any) -> None:
     """A card left out, a part of a card rounded up, a demand that counts for all."""
     desk.job_file(
         "name: t\nrun: echo\nresources:\n  any_of:\n"
-        "  - {gpus: {MI300X: 8}, memory: 999+}\n  - {accelerators: 'T4:0.5', memory: 16+}\n  - {gpus: L4, memory: 8+}\n",
+        "  - {gpus: {GH200: 8}, memory: 999+}\n  - {accelerators: 'T4:0.5', memory: 16+}\n  - {gpus: L4, memory: 8+}\n",
         "task.yaml",
     )
     code, _, err = inside(desk, ["submit", "task.yaml", "--dry-run"])
     assert code == 0
     assert err.splitlines() == [
         "note: task.yaml:6: resources.any_of[1].accelerators: T4:0.5 becomes 1: cards are not shared",
-        "note: task.yaml:5: resources.any_of: without MI300X, which no free platform has",
+        "note: task.yaml:5: resources.any_of: without GH200, which no free platform has",
         "note: task.yaml:4: resources: memory differs between alternatives; 16 is asked for in all",
     ]
 

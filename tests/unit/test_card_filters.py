@@ -6,6 +6,8 @@ import pytest
 
 from freegpu import cards
 from freegpu.cards import filters
+from freegpu.jobs.model import Accelerator, Needs
+from freegpu.orchestrator.spots import misfit
 
 #: PyTorch 2.9 for CUDA 12.8, and 2.5 for CUDA 12.4, as torch.cuda.get_arch_list() tells
 NEW = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
@@ -62,9 +64,47 @@ def test_bf16_is_native_from_compute_capability_8_on() -> None:
 
 def test_a_chip_without_cuda_must_be_named() -> None:
     """A job that takes any card is a CUDA job."""
-    for chip in ("tpu-v5e-8", "Gaudi2"):
-        assert filters.unfit(chip) == "such a chip must be asked for by name"
-        assert filters.unfit(chip, named=True, precision="bf16") == ""
+    for chip, runs in (
+        ("tpu-v5e-8", "TPU"),
+        ("tpu-v6e-1", "TPU"),
+        ("Gaudi2", "HPU"),
+        ("Intel(R) Data Center GPU Max 1550", "XPU"),
+        ("Intel(R) Arc(TM) A770 Graphics", "XPU"),
+        ("AMD Instinct MI300X", "ROCm"),
+        # in no table, and still no card for a CUDA job
+        ("Intel Arc Pro B50", "XPU"),
+        ("AMD Radeon RX 6800", "ROCm"),
+        ("v5p-8", "TPU"),
+        ("Gaudi HL-335", "HPU"),
+    ):
+        reason = filters.unfit(chip)
+        assert reason == f"it runs no CUDA ({runs}): such a chip must be asked for by name"
+        assert filters.unfit(chip, named=True) == ""
+
+
+@pytest.mark.parametrize("card", [*cards.names(), "Tesla K20m", "NVIDIA GH200", "Banana 9000"])
+def test_a_card_of_nvidia_is_never_taken_for_another_makers(card: str) -> None:
+    """And of the table's own cards the name alone tells no other kind than the table does."""
+    facts = cards.find(card)
+    assert cards.kind(card) == (facts.kind if facts else "gpu")
+    assert (filters.not_asked_for(card, named=False) == "") is (cards.kind(card) in ("gpu", "cpu"))
+
+
+def test_a_place_with_foreign_cards_gets_only_jobs_that_name_them() -> None:
+    """As placement judges: by what the job needs and what the place offers."""
+    anything, by_name = Needs(), Needs(accelerators=(Accelerator(card="Max1550"),))
+    either = Needs(accelerators=(Accelerator(card="T4"), Accelerator(card="MI300X")))
+    shapes = {
+        name: (name, 0.0, 0.0, 0.0, 0.0, ())
+        for name in ("T4", "Max1550", "MI300X", "Max 9999 Intel")
+    }
+    fits = {
+        (label, name)
+        for label, needs in (("any", anything), ("named", by_name), ("either", either))
+        for name, shape in shapes.items()
+        if not misfit(needs, shape)[0]
+    }
+    assert fits == {("any", "T4"), ("named", "Max1550"), ("either", "T4"), ("either", "MI300X")}
 
 
 def test_a_named_card_is_the_jobs_own_matter() -> None:

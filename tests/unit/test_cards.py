@@ -201,3 +201,9 @@ def test_importing_the_card_table_reads_no_file_and_no_heavy_module() -> None:
         "cards.find('T4')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("workload", cards.WORKLOADS)
+def test_no_card_of_the_table_stands_still(workload: str) -> None:
+    """Where nobody knows a card's rates its bandwidth counts: a job that names a Gaudi1 would else never end."""
+    assert min(cards.speed(name, workload) for name in cards.names()) > 0.01

@@ -11,8 +11,8 @@ import pytest
 from freegpu.adapters.base import Capabilities, Offer
 from freegpu.jobs.model import Accelerator, Needs
 from freegpu.orchestrator.forecast.plan import forecast
-from freegpu.orchestrator.foresight import ahead, plan
-from freegpu.orchestrator.model import Running, Snapshot, Waiting
+from freegpu.orchestrator.foresight import affordable, ahead, plan
+from freegpu.orchestrator.model import Running, Snapshot, Standing, Waiting
 from tests.unit.test_placement import HOUR, NOW, balance, offer, place
 from tests.unit.test_policy import hours
 
@@ -133,3 +133,154 @@ def test_a_platform_that_loses_sessions_makes_the_range_wider_and_the_finish_lat
     assert unsure.high is not None
     assert unsure.middle > sure.middle
     assert unsure.high - unsure.low > timedelta(minutes=20)
+
+
+def at_most_once(found: Any, job: str) -> Any:
+    (expected,) = (each for each in found.jobs if each.job == job)
+    return expected
+
+
+def test_a_job_begins_when_all_that_it_comes_after_have_finished() -> None:
+    """Its length counts from there; what comes after a job that is not in the queue never begins."""
+    wide = place(
+        offer("steady", session_limit_s=12 * HOUR), capabilities=Capabilities(max_concurrent=4)
+    )
+    jobs = (
+        known("a", 2),
+        known("b", 3, seq=2),
+        known("last", 1, seq=3, after=("a", "b")),
+        known("later", 1, seq=4, not_before=NOW + timedelta(hours=9)),
+        known("never", 1, seq=5, after=("a", "gone")),
+    )
+    found = forecast(Snapshot(waiting=jobs, places=(wide,)), NOW, runs=3)
+    middles: dict[str, Any] = {
+        each.job: (each.start.middle, each.finish.middle) for each in found.jobs
+    }
+    assert middles["last"][0] == max(middles["a"][1], middles["b"][1])
+    assert middles["later"][0] >= NOW + timedelta(hours=9)
+    assert middles["never"] == (None, None)
+    assert at_most_once(found, "never").first == ()
+    assert found.over.middle is None
+
+
+def test_a_matrix_is_told_as_a_whole() -> None:
+    """From the first cell that begins to the last that finishes; what would be sooner is tried with all cells at once."""
+    cells = [
+        known(f"sweep-s{n}", 2, seq=n, needs=Needs(accelerators=(Accelerator(card="L4"),)))
+        for n in range(3)
+    ]
+    slow = place(offer("slow", "L4", start_delay_s=9 * HOUR, session_limit_s=40 * HOUR))
+    found = plan(
+        Snapshot(places=(STEADY, slow)),
+        cells,
+        NOW,
+        runs=3,
+        groups={"sweep": [job.id for job in cells]},
+    )
+    (group,) = found.groups
+    assert group.jobs == ("sweep-s0", "sweep-s1", "sweep-s2")
+    assert group.start.middle == min(each.start.middle for each in found.jobs if each.start.middle)
+    assert group.finish.middle == max(
+        each.finish.middle for each in found.jobs if each.finish.middle
+    )
+    assert [(each.job, each.change, each.where) for each in found.sooner] == [
+        ("sweep", "if any card would do", "steady T4")
+    ]
+
+
+def test_a_running_job_goes_on_where_it_is_and_its_quota_is_counted_once() -> None:
+    """Its session has its own limit left, holds its quota, and lets go of what it does not use."""
+    there = offer("weekly", pool="gpu", session_limit_s=12 * HOUR)
+    spent = place(
+        there,
+        balances=(replace(balance("weekly", used_h=20, resets_h=100), reserved_s=6 * HOUR),),
+        capabilities=Capabilities(max_concurrent=1),
+        open_sessions=1,
+    )
+    busy = Running(
+        job=known("b", 5), session="s1", slot=0, offer=there, held_s=60.0, left_s=3 * HOUR
+    )
+    stands = Standing(session="s1", offer=there, left_s=3 * HOUR, held_s=6 * HOUR, jobs=((0, "b"),))
+    snapshot = Snapshot(running=(busy,), places=(STEADY, spent), standing=(stands,))
+    found = ahead(snapshot, NOW, 2, runs=3)
+    (expected,) = found.jobs
+    assert expected.first == (("weekly T4", 1.0),)
+    assert expected.start.middle == NOW
+    assert expected.hops == 1, "the session ends after three hours"
+    (pool,) = (each for each in found.pools if each.platform == "weekly")
+    assert pool.used_s >= 3 * HOUR
+    assert pool.expired_s is not None
+    assert pool.used_s + pool.expired_s == pytest.approx(10 * HOUR), "of thirty, twenty were used"
+    assert found.spans[0].begin == NOW
+
+
+def test_a_session_that_a_person_started_goes_on_in_a_forecast_and_no_other_comes() -> None:
+    """Six hours of work in an attended session of four: the rest waits for a platform that needs no click."""
+    click = place(
+        offer("colab", "A100"), platform="colab", capabilities=Capabilities(attended=True)
+    )
+    stands = Standing(
+        session="s1", offer=click.offers[0], left_s=HOUR / 2, held_s=0.0, jobs=((0, "b"),)
+    )
+    busy = Running(
+        job=known("b", 9), session="s1", slot=0, offer=click.offers[0], held_s=1.0, left_s=HOUR / 2
+    )
+    (expected,) = forecast(
+        Snapshot(running=(busy,), places=(click, STEADY), standing=(stands,)), NOW, runs=2
+    ).jobs
+    assert expected.first == (("colab A100", 1.0),)
+    assert expected.hops == 1
+    assert expected.finishes == 1
+
+
+def test_hours_that_expire_are_told_also_when_all_is_done_before_and_what_fits_into_them() -> None:
+    """Of thirty hours twenty are used and one is planned: nine expire, of two cards; a job that must not go there counts for nothing."""
+    two = offer("weekly", count=2, pool="gpu", session_limit_s=12 * HOUR)
+    left = place(two, balances=(balance("weekly", used_h=20, resets_h=50),))
+    jobs = [
+        known("a", 1),
+        known("b", 1, seq=2, needs=Needs(vram_gb=40)),
+        known("c", 36, seq=3, needs=Needs(platforms=("weekly",)), after=("b",)),
+    ]
+    found = plan(Snapshot(places=(left,)), jobs, NOW, runs=2)
+    (pool,) = found.pools
+    assert pool.expires
+    assert pool.expired_s == pytest.approx(9 * HOUR, rel=0.05)
+    (fits,) = found.fits
+    assert (fits.platform, fits.card) == ("weekly", "T4 x2")
+    assert fits.card_s == pytest.approx(18 * HOUR, rel=0.05)
+    assert dict(fits.jobs) == {
+        "a": pytest.approx(18, rel=0.05),
+        "c": pytest.approx(0.5, rel=0.05),
+    }
+
+
+def test_no_more_than_there_is_time_for_fits_into_hours_that_expire() -> None:
+    """Ten hours of quota expire in one hour: one session holds one."""
+    left = place(
+        offer("weekly", pool="gpu"),
+        balances=(balance("weekly", used_h=20, resets_h=1),),
+        capabilities=Capabilities(max_concurrent=1),
+    )
+    found = plan(Snapshot(places=(left,)), [known("a", 0.25, needs=Needs(vram_gb=99))], NOW, runs=1)
+    (fits,) = found.fits
+    assert fits.card_s == HOUR
+    assert fits.jobs == ()
+
+
+def test_a_deadline_is_met_in_a_share_of_runs() -> None:
+    """Certain work: always or never."""
+    jobs = (
+        known("a", 2, deadline=NOW + timedelta(hours=3)),
+        known("b", 9, seq=2, deadline=NOW + timedelta(hours=4)),
+        known("c", 1, seq=3),
+    )
+    found = forecast(Snapshot(waiting=jobs, places=(STEADY,)), NOW, runs=3)
+    assert {each.job: each.in_time for each in found.jobs} == {"a": 1.0, "b": 0.0, "c": None}
+
+
+def test_a_long_queue_is_run_forward_less_often() -> None:
+    """Forty times as long as it is quick, and never without a range."""
+    assert affordable(0) == affordable(100) == 40
+    assert 4 < affordable(500) < 40
+    assert affordable(100_000) == 4

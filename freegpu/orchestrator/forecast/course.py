@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 from datetime import datetime, timedelta
 
 from freegpu import cards
@@ -15,6 +16,7 @@ from freegpu.orchestrator.forecast import view, work
 from freegpu.orchestrator.forecast.purse import Purse
 from freegpu.orchestrator.forecast.state import JobNow, PlatformNow, Seat, SessionNow, What
 from freegpu.orchestrator.forecast.world import Run, Stay, WindowUse, World
+from freegpu.orchestrator.model import Standing
 from freegpu.orchestrator.spots import Kind, Shape, shape_of, unfit
 
 __all__ = ["Course"]
@@ -23,8 +25,8 @@ __all__ = ["Course"]
 class Course:
     """What is true while a world runs, and how it changes. Moments in seconds since the world's beginning."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.seed = world, seed
         self.now = 0.0
         self.heap: list[tuple[float, int, int, object, int]] = []
         self.count = 0
@@ -38,6 +40,8 @@ class Course:
             for given in world.platforms
         }
         self.jobs: dict[str, JobNow] = {}
+        #: a job -> those that come after it
+        self.followers: dict[str, list[JobNow]] = {}
         self.waiting: dict[str, JobNow] = {}
         self.sessions: dict[str, SessionNow] = {}
         self.runs: list[Run] = []
@@ -47,6 +51,7 @@ class Course:
         #: needs -> when such a job was asked for last, seconds
         self.asked: dict[Needs, float] = {}
         self.arrivals = 0
+        seated = {job for session in world.standing for _, job in session.jobs}
         ordered = sorted(world.jobs, key=lambda job: (job.arrives or world.begin, job.id))
         for seq, job in enumerate(ordered, start=1):
             arrives = max(0.0, self._seconds(job.arrives or world.begin))
@@ -59,13 +64,45 @@ class Course:
                 done=job.work_s * min(1.0, max(0.0, job.done)),
             )
             self.jobs[job.id] = state
-            self._at(arrives, What.ARRIVE, state)
+            state.needed = set(job.after)
+            for first in state.needed:
+                self.followers.setdefault(first, []).append(state)
+            if not state.needed and job.id not in seated:
+                self._at(arrives, What.ARRIVE, state)
         self.unfinished = len(self.jobs)
         for platform in self.platforms.values():
             if platform.blocked_until is not None:
                 self._at(max(0.0, self._seconds(platform.blocked_until)), What.OPEN, platform)
             for purse in platform.purses.values():
                 self._await_reset(purse)
+        for session in world.standing:
+            self._stands(session)
+
+    def _stands(self, given: Standing) -> None:
+        """A session is open when the world begins: its jobs are in their slots, and it holds its quota."""
+        platform = self.platforms[given.offer.platform]
+        session = SessionNow(
+            id=given.session,
+            at=platform,
+            offer=given.offer,
+            shape=shape_of(given.offer),
+            asked=0.0,
+            seats=[None] * given.offer.count,
+            ends=math.inf if given.left_s is None else max(0.0, given.left_s),
+        )
+        self.sessions[session.id] = platform.sessions[session.id] = session
+        for slot, job in given.jobs:
+            self._seat(session, slot, self.jobs[job])
+        purse = platform.purses.get(given.offer.pool)
+        if purse is not None:
+            purse.reserve(session.id, given.offer, given.held_s, self.world.begin)
+            purse.granted(session.id, self.world.begin)
+            self._foresee(purse)
+        luck = random.Random(f"{self.seed}:{given.session}")  # noqa: S311 - luck, no secret
+        loss = platform.given.loss_per_h / 3600
+        self._at(0.0, What.LIVE, session)
+        self._at(luck.expovariate(loss) if loss > 0 else math.inf, What.LOSS, session)
+        self._at(session.ends, What.LIMIT, session)
 
     # --- time -------------------------------------------------------------------------------------------
 
@@ -155,6 +192,10 @@ class Course:
         job = self._leave(session, slot, "finished", saved=True)
         job.state, job.finished = "finished", self.now
         self.unfinished -= 1
+        for other in self.followers.get(job.job.id, ()):
+            other.needed.discard(job.job.id)
+            if not other.needed:
+                self._at(max(self.now, other.arrived), What.ARRIVE, other)
         self._pass_on(session, slot, seat)
         return True
 

@@ -56,8 +56,8 @@ def run(world: World, seed: int = 0, policy: Policy = placement.decide) -> Resul
 
 class _Engine(Course):
     def __init__(self, world: World, seed: int, policy: Policy) -> None:
-        super().__init__(world)
-        self.seed, self.policy = seed, policy
+        super().__init__(world, seed)
+        self.policy = policy
         self.refusals = self.moves = self.decisions = 0
         self.ticking = False
         #: what the policy was told of the demand of the last weeks, after how many arrivals, and when the oldest was
@@ -67,7 +67,7 @@ class _Engine(Course):
     def run(self) -> Result:
         while self.heap and self.unfinished:
             when = self.heap[0][0]
-            if when > self.world.horizon_s:
+            if when > self.world.horizon_s or when == math.inf:
                 break
             self.now = when
             changed = False

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import fmean
 
 from freegpu.adapters.base import WindowKind
 from freegpu.orchestrator.forecast.engine import run
+from freegpu.orchestrator.forecast.purse import FIXED
 from freegpu.orchestrator.forecast.world import Job, Outcome, Platform, Pool, Result, World
-from freegpu.orchestrator.model import Balance, Place, Reading, Snapshot, Waiting
+from freegpu.orchestrator.model import Balance, Place, Reading, Snapshot, Standing, Waiting
 from freegpu.orchestrator.spots import PRIOR_LOSS_S, Ask
 
 __all__ = ["RUNS", "Expected", "Forecast", "Moment", "Unused", "forecast", "worlds"]
@@ -42,10 +43,13 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What will probably become of one job."""
+    """What will probably become of one job, or of a matrix as a whole: its first start, its last finish."""
 
+    #: its id; of a matrix its name
     job: str
     name: str
+    #: the jobs of a matrix; empty for one job
+    jobs: tuple[str, ...] = ()
     #: the places where it begins, with the share of runs, likeliest first
     first: tuple[tuple[str, float], ...]
     start: Moment
@@ -54,6 +58,8 @@ class Expected:
     hops: float
     #: share of runs in which it finished within the horizon
     finishes: float
+    #: share of runs in which it met its deadline; None: it has none
+    in_time: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +71,8 @@ class Unused:
     used_s: float
     expired_s: float | None
     resets_at: datetime | None
+    #: whether what is left is lost at one moment
+    expires: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +82,8 @@ class Forecast:
     begin: datetime
     runs: int
     jobs: tuple[Expected, ...]
+    #: matrices as a whole
+    groups: tuple[Expected, ...]
     pools: tuple[Unused, ...]
     #: when the last job is over
     over: Moment
@@ -81,7 +91,14 @@ class Forecast:
 
 def worlds(snapshot: Snapshot, now: datetime, runs: int, seed: int = 0) -> list[World]:
     """What may be true, `runs` times; the same for the same seed."""
-    platforms = [_platform(place, now) for place in snapshot.places if _drives(place)]
+    there = {place.platform for place in snapshot.places}
+    standing = tuple(each for each in snapshot.standing if each.offer.platform in there)
+    busy = {each.offer.platform for each in standing}
+    platforms = [
+        _platform(place, now, standing)
+        for place in snapshot.places
+        if _drives(place) or place.platform in busy
+    ]
     jobs = [*(running.job for running in snapshot.running), *snapshot.waiting]
     found = []
     for number in range(runs):
@@ -91,6 +108,7 @@ def worlds(snapshot: Snapshot, now: datetime, runs: int, seed: int = 0) -> list[
                 platforms=tuple(_drawn(platform, luck) for platform in platforms),
                 jobs=tuple(_job(job, now, luck) for job in jobs),
                 begin=now,
+                standing=standing,
                 goal=snapshot.goal,
                 horizon_s=HORIZON_S,
             )
@@ -104,21 +122,26 @@ def forecast(
     *,
     runs: int = RUNS,
     seed: int = 0,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Forecast:
-    """Run the queue forward. Sessions that a person must start are left out: nobody knows whether the click comes."""
+    """Run the queue forward. Sessions that a person must start are left out: nobody knows whether the click comes.
+
+    `groups`: matrices, name -> ids of its jobs in the queue.
+    """
     results = [run(world, number) for number, world in enumerate(worlds(snapshot, now, runs, seed))]
     jobs = [*snapshot.waiting, *(running.job for running in snapshot.running)]
     return Forecast(
         begin=now,
         runs=runs,
         jobs=tuple(_expected(job, [r.outcomes[job.id] for r in results]) for job in jobs),
+        groups=tuple(_together(name, ids, results) for name, ids in (groups or {}).items()),
         pools=tuple(
-            _unused(place.platform, balance, results)
+            _unused(place.platform, balance, results, _held(snapshot.standing, place, balance.pool))
             for place in snapshot.places
             if _drives(place)
             for balance in place.balances
         ),
-        over=_moment([_end(result) for result in results]),
+        over=_moment([_last(result.outcomes.values()) for result in results]),
     )
 
 
@@ -126,25 +149,29 @@ def _drives(place: Place) -> bool:
     return bool(place.offers) and not place.capabilities.attended
 
 
-def _platform(place: Place, now: datetime) -> Platform:
+def _platform(place: Place, now: datetime, standing: Sequence[Standing]) -> Platform:
     return Platform(
         name=place.platform,
         account=place.account,
         capabilities=place.capabilities,
-        offers=place.offers,
-        pools=tuple(_pool(balance, now) for balance in place.balances),
+        # in a session that a person started jobs go on; another one may never come
+        offers=place.offers if _drives(place) else (),
+        pools=tuple(
+            _pool(balance, now, _held(standing, place, balance.pool)) for balance in place.balances
+        ),
         losses=place.losses,
         exposure_s=place.exposure_s,
         blocked_until=place.blocked_until,
     )
 
 
-def _pool(balance: Balance, now: datetime) -> Pool:
+def _pool(balance: Balance, now: datetime, held_s: float) -> Pool:
+    """`held_s`: what sessions of the pool hold that are in the forecast themselves."""
     said = Reading(
         platform=balance.platform,
         account=balance.account,
         pool=balance.pool,
-        used_s=balance.used_s + balance.reserved_s,
+        used_s=balance.used_s + max(0.0, balance.reserved_s - held_s),
         limit_s=balance.limit_s,
         resets_at=balance.resets_at,
         as_of=now,
@@ -173,7 +200,8 @@ def _job(job: Waiting, now: datetime, luck: random.Random) -> Job:
         estimate=job.estimate,
         priority=job.priority,
         deadline=job.deadline,
-        arrives=now,
+        arrives=now if job.not_before is None else max(now, job.not_before),
+        after=job.after,
         created_at=job.created_at,
         save_s=ask.save_s,
         grace_s=job.grace_s,
@@ -193,13 +221,45 @@ def _expected(job: Waiting, outcomes: Sequence[Outcome]) -> Expected:
         start=_moment([outcome.started for outcome in outcomes]),
         finish=_moment([outcome.finished for outcome in outcomes]),
         hops=fmean(outcome.hops for outcome in outcomes),
-        finishes=sum(outcome.finished is not None for outcome in outcomes) / len(outcomes),
+        finishes=_share(outcome.finished is not None for outcome in outcomes),
+        in_time=None
+        if job.deadline is None
+        else _share(o.finished is not None and o.finished <= job.deadline for o in outcomes),
     )
 
 
-def _unused(platform: str, balance: Balance, results: Sequence[Result]) -> Unused:
+def _together(name: str, ids: Sequence[str], results: Sequence[Result]) -> Expected:
+    """The first of them that begins, and the last that finishes."""
+    runs = [[result.outcomes[id] for id in ids] for result in results]
+    every = [outcome for outcomes in runs for outcome in outcomes]
+    places = Counter(f"{o.stays[0].platform} {o.stays[0].card}" for o in every if o.stays)
+    starts = [[o.started for o in outcomes if o.started is not None] for outcomes in runs]
+    return Expected(
+        job=name,
+        name=name,
+        jobs=tuple(ids),
+        first=tuple((place, count / len(every)) for place, count in places.most_common()),
+        start=_moment([min(found, default=None) for found in starts]),
+        finish=_moment([_last(outcomes) for outcomes in runs]),
+        hops=fmean(outcome.hops for outcome in every),
+        finishes=_share(_last(outcomes) is not None for outcomes in runs),
+    )
+
+
+def _share(found: Iterable[bool]) -> float:
+    return fmean(map(float, found))
+
+
+def _held(standing: Sequence[Standing], place: Place, pool: str) -> float:
+    """What open sessions hold of a pool, seconds at rate 1."""
+    return sum(
+        s.held_s for s in standing if s.offer.platform == place.platform and s.offer.pool == pool
+    )
+
+
+def _unused(platform: str, balance: Balance, results: Sequence[Result], held_s: float) -> Unused:
     key = (platform, balance.pool)
-    ends = [_first_window(result, key) for result in results]
+    ends = [_expired(result, key, balance, held_s) for result in results]
     expired = [end for end in ends if end is not None]
     return Unused(
         platform=platform,
@@ -207,15 +267,27 @@ def _unused(platform: str, balance: Balance, results: Sequence[Result]) -> Unuse
         used_s=fmean(result.used_s.get(key, 0.0) for result in results),
         expired_s=fmean(expired) if expired else None,
         resets_at=balance.resets_at,
+        expires=balance.window.kind in FIXED,
     )
 
 
-def _first_window(result: Result, key: tuple[str, str]) -> float | None:
-    return next((w.expired_s for w in result.windows if (w.platform, w.pool) == key), None)
+def _expired(result: Result, key: tuple[str, str], balance: Balance, held_s: float) -> float | None:
+    """What is lost at the end of the present window; None: nothing is lost at one moment, or nobody knows how much."""
+    if balance.resets_at is None or balance.window.kind not in FIXED:
+        return None
+    for window in result.windows:
+        if (window.platform, window.pool) == key:
+            return window.expired_s
+    # all was done before the reset
+    if balance.left_s is None or result.end > balance.resets_at:
+        return None
+    # what open sessions hold is not left now, but it is among what the run used, or was given back in it
+    there = balance.left_s + min(held_s, balance.reserved_s)
+    return max(0.0, there - result.used_s.get(key, 0.0))
 
 
-def _end(result: Result) -> datetime | None:
-    ends = [outcome.finished for outcome in result.outcomes.values()]
+def _last(outcomes: Iterable[Outcome]) -> datetime | None:
+    ends = [outcome.finished for outcome in outcomes]
     return None if None in ends or not ends else max(end for end in ends if end is not None)
 
 

@@ -50,6 +50,8 @@ class JobNow:
     #: waiting, placed, or promised the slot that another leaves
     state: str = "to come"
     waiting: Waiting | None = None
+    #: jobs that must finish before it may begin
+    needed: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)

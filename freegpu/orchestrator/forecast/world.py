@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from freegpu.adapters.base import Capabilities, Offer, Window, WindowKind
 from freegpu.jobs.model import Estimate, Needs
-from freegpu.orchestrator.model import Entry, EntryKind, Goal, Reading
+from freegpu.orchestrator.model import Entry, EntryKind, Goal, Reading, Standing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +68,8 @@ class Job:
     priority: int = 0
     deadline: datetime | None = None
     arrives: datetime | None = None
+    #: ids of jobs that must have finished before it arrives; one that the world lacks never does
+    after: tuple[str, ...] = ()
     #: when it was submitted, if that was before it arrives; its waiting counts from here
     created_at: datetime | None = None
     #: what a checkpoint costs, what a start of the job costs in its slot, seconds
@@ -87,6 +89,8 @@ class World:
     platforms: tuple[Platform, ...]
     jobs: tuple[Job, ...]
     begin: datetime
+    #: sessions that are open when it begins
+    standing: tuple[Standing, ...] = ()
     goal: Goal = "jct"
     #: the run is given up after so long
     horizon_s: float = 120 * 86400.0

@@ -81,6 +81,77 @@ def test_after_means_this_batch_then_an_id_then_the_newest_of_that_name(bench: B
     assert set(found[0].spec.after) == {job.id for job in found[1:]}
 
 
+def cells(stem: str, *values: str) -> list[NewJob]:
+    return [
+        NewJob(spec=JobSpec(name=f"{stem}-lr{value}", run="x", cell={"LR": value}))
+        for value in values
+    ]
+
+
+def test_a_matrix_is_known_by_its_name(bench: Bench) -> None:
+    """`after` waits for all cells of its last submission; a command on several means the newest job of each cell."""
+    first = bench.ledger.add_jobs(cells("sweep", "1", "2"), why="submitted")
+    bench.clock.sleep(5)
+    second = bench.ledger.add_jobs(cells("sweep", "2", "3"), why="submitted")
+    other = bench.ledger.add_jobs(cells("sweep-more", "1"), why="submitted")
+    (last,) = bench.submit("report", after=("sweep",))
+    assert last.spec.after == tuple(job.id for job in second)
+    assert [job.id for job in bench.ledger.meant("sweep")] == [first[0].id, *(j.id for j in second)]
+    assert bench.ledger.cells("sweep") == [*first, *second]
+    assert bench.ledger.meant("report") == [last]
+    assert bench.ledger.meant(first[0].id[:5]) == [first[0]]
+    assert bench.ledger.meant("sweep-more") == other
+    with pytest.raises(JobNotFoundError, match="'sweep' is a matrix of 3 jobs"):
+        bench.ledger.resolve("sweep")
+    with pytest.raises(JobNotFoundError, match="'b' waits for 'swee'"):
+        bench.submit("b", after=("swee",))
+    # a job of its own that bears the name is meant before the matrix
+    (plain,) = bench.submit("sweep")
+    assert bench.ledger.resolve("sweep") == plain
+    assert bench.ledger.meant("sweep") == [plain]
+    (later,) = bench.submit("later", after=("sweep",))
+    assert later.spec.after == (plain.id,)
+
+
+def test_a_matrix_bears_a_name_that_ids_may_begin_with(bench: Bench) -> None:
+    """`cancel a` must not cancel the one job whose id happens to begin with a."""
+    (other,) = bench.submit("other")
+    name = other.id[0]
+    found = bench.ledger.add_jobs(cells(name, "1", "2"), why="submitted")
+    assert bench.ledger.meant(name) == found
+    with pytest.raises(JobNotFoundError, match="matrix of 2 jobs"):
+        bench.ledger.resolve(name)
+
+
+def test_what_pending_jobs_wait_for_is_counted_and_held_back(bench: Bench) -> None:
+    """For forecasts: what may not begin yet, with what must succeed first and the moment before which it is not tried."""
+    a, b = bench.ledger.add_jobs(cells("sweep", "1", "2"), why="submitted")
+    (last,) = bench.submit("report", after=("sweep",))
+    assert [job.id for job in bench.ledger.held(bench.now)] == [last.id]
+    assert bench.ledger.held(bench.now)[0].after == (a.id, b.id)
+    assert bench.ledger.blockers() == {last.id: (2, 0)}
+    bench.ledger.cancel_jobs([a.id], at=bench.now)
+    assert bench.ledger.blockers() == {last.id: (2, 1)}
+    assert {job.id for job in bench.ledger.waiting(bench.now)} == {b.id}
+    bench.ledger.retry_jobs([a.id], from_scratch=False)
+    assert bench.ledger.blockers() == {last.id: (2, 0)}
+    assert bench.ledger.jobs_of([b.id, "nobody", a.id]) == [
+        bench.ledger.job(a.id),
+        bench.ledger.job(b.id),
+    ]
+
+
+def test_several_are_cancelled_or_none(bench: Bench) -> None:
+    """One that has ended keeps all of them as they were."""
+    a, b = bench.ledger.add_jobs(cells("sweep", "1", "2"), why="submitted")
+    with pytest.raises(InvalidTransitionError):
+        bench.ledger.retry_jobs([a.id, b.id], from_scratch=False)
+    bench.ledger.cancel_jobs([b.id], at=bench.now)
+    with pytest.raises(InvalidTransitionError):
+        bench.ledger.retry_jobs([b.id, a.id], from_scratch=False)
+    assert bench.ledger.job(b.id).state is JobState.CANCELLED
+
+
 @pytest.mark.parametrize("circle", [{"a": ("b",), "b": ("a",)}, {"a": ("a",)}])
 def test_jobs_that_wait_for_each_other_are_refused(
     bench: Bench, circle: dict[str, tuple[str, ...]]

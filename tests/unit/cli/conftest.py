@@ -23,7 +23,7 @@ from freegpu.orchestrator import card_views
 from freegpu.orchestrator.connection import Connected, PlatformConnected
 from freegpu.orchestrator.forecast import WindowUse
 from freegpu.orchestrator.forecast.plan import Expected, Moment, Unused
-from freegpu.orchestrator.foresight import Ahead, Plan, Sooner, Span
+from freegpu.orchestrator.foresight import Ahead, Fits, Plan, Sooner, Span
 from freegpu.orchestrator.hindsight import Saving
 from freegpu.orchestrator.matrix_results import Cell, Results
 from freegpu.orchestrator.model import Attempt, AuditEvent, Checkpoint, Job, Progress, Score, Speed
@@ -363,7 +363,10 @@ EXPECTED = Expected(
     finish=Moment(low=NOW + timedelta(hours=5), middle=NOW + timedelta(hours=7), high=None),
     hops=0.4,
     finishes=0.95,
+    in_time=0.8,
 )
+CELLS = tuple(replace(EXPECTED, job=f"new-{n}", name=f"sweep-s{n}", in_time=None) for n in (2, 3))
+SWEEP = replace(EXPECTED, job="sweep", name="sweep", jobs=("new-2", "new-3"), in_time=None)
 UNUSED = Unused(
     platform="kaggle",
     pool="gpu",
@@ -371,16 +374,31 @@ UNUSED = Unused(
     expired_s=17_000.0,
     resets_at=NOW + timedelta(days=3),
 )
+TRICKLES = Unused(
+    platform="colab", pool="gpu", used_s=3600.0, expired_s=None, resets_at=None, expires=False
+)
+FITS = Fits(
+    platform="kaggle",
+    pool="gpu",
+    expires_s=17_000.0,
+    resets_at=NOW + timedelta(days=3),
+    card="T4 x2",
+    card_s=34_000.0,
+    jobs=(("mnist", 1.6), ("sweep", 0.4)),
+)
 PLAN = Plan(
     begin=NOW,
     runs=40,
-    jobs=(EXPECTED,),
-    pools=(UNUSED,),
+    jobs=(EXPECTED, *CELLS),
+    pools=(UNUSED, TRICKLES),
+    groups=(SWEEP,),
+    fits=(FITS,),
     sooner=(
         Sooner(
             job="new-1",
             name="mnist",
             change="with one click on colab now",
+            where="colab T4",
             finish=NOW + timedelta(hours=4),
             sooner_s=10_800.0,
         ),
@@ -411,8 +429,10 @@ AHEAD = Ahead(
             wanted=False,
         ),
     ),
-    jobs=(EXPECTED,),
-    pools=(UNUSED,),
+    jobs=(EXPECTED, *CELLS),
+    groups=(SWEEP,),
+    pools=(UNUSED, TRICKLES),
+    fits=(FITS,),
 )
 REPORT = Report(
     since=NOW - timedelta(weeks=1),
@@ -684,7 +704,7 @@ class FakeWorkspace:
         return ()
 
     def retry(self, job: str, *, from_scratch: bool = False) -> Any:
-        return self._answer("retry", job_view(state="pending"), job, from_scratch)
+        return self._answer("retry", (job_view(state="pending"),), job, from_scratch)
 
     def interrupt(self, job: str) -> Any:
         return self._answer("interrupt", job_view(), job)

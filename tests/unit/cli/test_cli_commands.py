@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from freegpu.cli import jobs as jobs_command
+from freegpu.cli import plan as plan_page
 from freegpu.errors import ConfigError, NotReadyError
 from freegpu.jobs.lifecycle import JobState
 from freegpu.orchestrator.views import Check, LogChunk, Ticked
+from tests.unit.cli.conftest import AHEAD
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 
@@ -41,6 +43,8 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("results", ["results", "sweep", "--sort", "loss"]),
         ("results-csv", ["results", "sweep", "--csv", "--sort", "-loss"]),
         ("cards", ["cards"]),
+        ("plan", ["plan", "job.yaml"]),
+        ("simulate", ["simulate"]),
         ("report", ["report", "--weeks", "2"]),
         ("cards-one", ["cards", "l4", "--workload", "train-amp-cnn"]),
         ("checkpoints", ["checkpoints", "k3x9f2"]),
@@ -57,6 +61,17 @@ def test_what_a_person_reads_is_the_golden_text(
         path.write_text(answer.out, encoding="utf-8")
     assert answer.code == 0
     assert answer.out == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("room", [40, 80, 200])
+def test_the_picture_of_a_forecast_is_as_wide_as_the_terminal(room: int) -> None:
+    """No line is longer, and on a wide terminal the stretch of time takes what there is."""
+    lines = plan_page._picture(AHEAD, room)
+    assert max(map(len, lines[:-1])) <= room
+    assert max(map(len, lines[:-1])) >= min(room, plan_page.WIDEST) - 10
+    assert lines[0].split()[0] == "now"
+    assert lines[0].endswith("7 h")
+    assert set(lines[1].split("|")[1]) == {"="}, "one session fills the time until all is done"
 
 
 def test_stdout_is_data_and_stderr_is_talk(shell: Callable[..., Any]) -> None:
