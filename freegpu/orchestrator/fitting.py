@@ -6,24 +6,28 @@ they are. Nothing here depends on the time, on quotas or on who runs where.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from statistics import median_low
+from statistics import median_high
 
 from freegpu import cards
 from freegpu.jobs.model import Accelerator, Needs
 from freegpu.orchestrator.machines import Shape, card_fault, lack
-from freegpu.orchestrator.spots import Kind, Login, Spot
+from freegpu.orchestrator.spots import NEVER_S, Kind, Login, Spot
 from freegpu.orchestrator.turns import Paces
 
 __all__ = ["Fitting", "Judged", "fitting"]
 
-#: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere
+#: a platform is a home of a job when its best card there is at most so many times slower than the best anywhere, and
+#: does at most so many times less in the long run: an H200 for five minutes a month is no home beside an L4 for 15 hours
 HOME = 8.0
 #: needs that are remembered for one set of machines
 MOST = 20_000
 
+#: the number of a machine's shape, and the share of the time for which quota lets one of them run
+Machine = tuple[int, float]
 #: a card, and what the PyTorch beside it was built for
 Card = tuple[str, tuple[str, ...]]
 #: what of a job's needs decides about cards
@@ -48,8 +52,8 @@ class Fitting:
 
     #: (platform, number of the shape) of all that is there
     machines: Sequence[tuple[str, int]]
-    #: logins where sessions may be started, each with the numbers of the shapes of its machines
-    able: Sequence[tuple[Login, Sequence[int]]]
+    #: logins where sessions may be started, each with its machines
+    able: Sequence[tuple[Login, Sequence[Machine]]]
     numbers: Mapping[Shape, int]
     #: the shapes by what decides about a card, with their numbers
     groups: Mapping[Card, Sequence[tuple[int, Shape]]]
@@ -124,7 +128,7 @@ class Fitting:
         known = [one for one in seconds if one is not None]
         return Judged(
             choices=choices,
-            paces=Paces(min(known), median_low(known)) if known else None,
+            paces=Paces(min(known), median_high(known)) if known else None,
             homes=_homes(self.able, seconds),
         )
 
@@ -154,12 +158,12 @@ class Fitting:
 def fitting(spots: Sequence[Spot]) -> Fitting:
     """What is known of these machines, whose shapes are numbered."""
     every: dict[tuple[str, Shape], None] = {}
-    able: dict[Login, dict[Shape, None]] = {}
+    able: dict[Login, dict[tuple[Shape, float], None]] = {}
     for spot in spots:
         every[spot.offer.platform, spot.shape] = None
         if not spot.attended and not spot.closed:
-            able.setdefault(spot.login, {})[spot.shape] = None
-    known = _fitting(tuple(every), tuple((login, tuple(shapes)) for login, shapes in able.items()))
+            able.setdefault(spot.login, {})[spot.shape, _share(spot)] = None
+    known = _fitting(tuple(every), tuple((login, tuple(there)) for login, there in able.items()))
     for spot in spots:
         spot.number = known.numbers[spot.shape]
     return known
@@ -167,7 +171,8 @@ def fitting(spots: Sequence[Spot]) -> Fitting:
 
 @lru_cache(maxsize=16)
 def _fitting(
-    machines: tuple[tuple[str, Shape], ...], able: tuple[tuple[Login, tuple[Shape, ...]], ...]
+    machines: tuple[tuple[str, Shape], ...],
+    able: tuple[tuple[Login, tuple[tuple[Shape, float], ...]], ...],
 ) -> Fitting:
     numbers = {
         shape: number for number, shape in enumerate(dict.fromkeys(shape for _, shape in machines))
@@ -177,20 +182,39 @@ def _fitting(
         groups.setdefault((shape[0], shape[5]), []).append((number, shape))
     return Fitting(
         machines=[(platform, numbers[shape]) for platform, shape in machines],
-        able=[(login, [numbers[shape] for shape in shapes]) for login, shapes in able],
+        able=[
+            (login, [(numbers[shape], share) for shape, share in there]) for login, there in able
+        ],
         numbers=numbers,
         groups=groups,
     )
 
 
+def _share(spot: Spot) -> float:
+    """The share of the time for which its quota lets such a session run."""
+    budget = spot.budget
+    if not spot.offer.pool or budget.limit_s == math.inf or spot.rate <= 0:
+        return 1.0
+    return min(1.0, budget.limit_s / spot.rate / (budget.period_s or NEVER_S))
+
+
 def _homes(
-    able: Iterable[tuple[Login, Sequence[int]]], seconds: Sequence[float | None]
+    able: Iterable[tuple[Login, Sequence[Machine]]], seconds: Sequence[float | None]
 ) -> frozenset[Login]:
-    """A processor is no home for what wants a card's speed."""
-    best = {
-        login: min(fits)
-        for login, numbers in able
-        if (fits := [pace for number in numbers if (pace := seconds[number]) is not None])
-    }
-    least = min(best.values(), default=0.0)
-    return frozenset(login for login, pace in best.items() if pace <= HOME * least)
+    """Where such jobs are done in the long run, and of these where they are done at a speed worth it.
+
+    A processor is no home for what wants a card's speed, nor is a fast card that is there for minutes.
+    """
+    found: dict[Login, tuple[float, float]] = {}
+    for login, machines in able:
+        paces = [
+            (pace / share, pace)
+            for number, share in machines
+            if (pace := seconds[number]) is not None and share > 0
+        ]
+        if paces:
+            found[login] = (min(long for long, _ in paces), min(pace for _, pace in paces))
+    lasting = min((long for long, _ in found.values()), default=0.0)
+    kept = {login: pace for login, (long, pace) in found.items() if long <= HOME * lasting}
+    least = min(kept.values(), default=0.0)
+    return frozenset(login for login, pace in kept.items() if pace <= HOME * least)

@@ -145,9 +145,9 @@ def _released(
     words = []
     if units <= reserve.allowance(spot, replace(claim, urgent=True), sole):
         words.append("a `deadline` that presses")
-    if spot.login in claim.homes:
-        words.append(f"`platforms: [{spot.offer.platform}]`")
-    told = [f"{' or '.join(words)} would let it in"] if words else []
+    # with a single platform left that is the only home
+    words.append(f"`platforms: [{spot.offer.platform}]`")
+    told = [f"{' or '.join(words)} would let it in"]
     if (most := reserve.most_work(ask, spot, claim, sole)) > 0:
         told.append(f"a job of {span_text(most)} on a T4 gets in")
     if (opens := _opens(spot, units)) is not None:

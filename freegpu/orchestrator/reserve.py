@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from freegpu.orchestrator.spots import Ask, Login, Spot, SpotKind, span_text
+from freegpu.orchestrator.spots import NEVER_S, Ask, Login, Spot, SpotKind, span_text
 
 __all__ = ["Claim", "allowance", "cost", "kept", "most_work", "price"]
 
@@ -22,8 +22,6 @@ PRICE = 0.3
 MANY = 5
 #: what is said of credits that a job may not have
 CREDITS = "credits that do not come back are kept for urgent jobs and those with no other home"
-#: credits that never come back are priced as if a month brought them
-NEVER_S = 30.4 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ Login = tuple[str, str]
 
 #: what a checkpoint costs a job that has not shown it yet, seconds of its slot
 SAVE_S = 30.0
+#: credits that never come back count as if a month brought them, seconds
+NEVER_S = 30.4 * 86400.0
 #: sessions of a platform that we know nothing of are lost about twice a day: one loss in so long, seconds
 PRIOR_LOSS_S = 12 * 3600.0
 #: whoever loses more than one session in ten minutes is not told apart, per second

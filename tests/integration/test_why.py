@@ -200,7 +200,7 @@ def test_quota_that_is_kept_says_for_whom_and_when_it_opens(asked: Asked, quota:
     ]
     third = Platform("third", "K80")
     third.offers = lambda: [  # type: ignore[method-assign]
-        replace(offer, vram_gb=12.0) for offer in Platform("third", "K80").offers()
+        replace(offer, vram_gb=12.0, pool="") for offer in Platform("third", "K80").offers()
     ]
     asked.add(third)
     asked.submit("only", 9, needs=Needs(vram_gb=16, platforms=("third",)))

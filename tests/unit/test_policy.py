@@ -154,6 +154,26 @@ def test_credits_that_stay_are_for_urgent_jobs_and_those_with_no_other_home() ->
     assert chosen(calm, places=(credits, away)) == ["paid"], "that is no home now"
 
 
+def test_minutes_a_day_are_no_other_home() -> None:
+    """An H200 for five minutes is many times faster than an L4, and does less in a month: the credits are for such jobs.
+
+    What ends in the minutes still goes where it ends first.
+    """
+    credits = metered("paid", "L4", kind=WindowKind.PREPAID, resets_h=None)
+    minutes = metered("zero", "H200", kind=WindowKind.MONTHLY, limit_h=5 / 60, resets_h=24)
+    long, short = hours("a", 12, needs=BIG), hours("b", 0.2, needs=BIG, grace_s=15.0)
+    assert chosen(long, places=(credits, minutes)) == ["paid"]
+    assert chosen(short, places=(credits, minutes)) == ["zero"]
+
+
+def test_a_deadline_presses_before_only_the_fastest_card_could_meet_it() -> None:
+    """Of two cards the middling one is the slower: whoever waits for the faster may wait in vain."""
+    credits = metered("paid", "L4", kind=WindowKind.PREPAID, resets_h=None)
+    fast = metered("fast", "H200", used_h=30)
+    due = hours("a", 12, needs=BIG, deadline=NOW + timedelta(hours=14))
+    assert chosen(due, places=(credits, fast)) == ["paid"]
+
+
 def test_a_processor_is_no_other_home() -> None:
     """Twenty times slower is not a place to send a job that may have a card."""
     credits = metered("paid", "T4", kind=WindowKind.PREPAID, resets_h=None)
