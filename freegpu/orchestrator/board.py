@@ -227,10 +227,15 @@ class Board:
 
     @cached_property
     def sole(self) -> frozenset[Login]:
-        """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
+        """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice.
+
+        With a queue beside it, also what has memory like nobody else: the benchmark's last jobs were those that came
+        after others had spent it.
+        """
         jobs = [job.needs for job in self.snapshot.waiting]
         jobs += [running.job.needs for running in self.snapshot.running]
-        return self.fitting.sole(jobs) | self.fitting.sole_lately(self.snapshot.lately)
+        found = self.fitting.sole(jobs) | self.fitting.sole_lately(self.snapshot.lately)
+        return found | self.fitting.largest if self.others >= reserve.MANY else found
 
     def fit(self, kind: Kind) -> Fit:
         """What fits jobs of this kind; looked at once, by shape."""

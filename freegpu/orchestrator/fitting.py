@@ -14,7 +14,7 @@ from statistics import median_high
 
 from freegpu import cards
 from freegpu.jobs.model import Accelerator, Needs
-from freegpu.orchestrator.machines import Shape, card_fault, lack
+from freegpu.orchestrator.machines import Shape, card_fault, lack, vram_of
 from freegpu.orchestrator.spots import NEVER_S, Kind, Login, Spot
 from freegpu.orchestrator.turns import Paces
 
@@ -61,6 +61,7 @@ class Fitting:
     _kinds: dict[Kind, Judged] = field(default_factory=dict)
     _sole: dict[Needs, Login | None] = field(default_factory=dict)
     _cards: dict[Asked, list[tuple[int, Sequence[tuple[int, Shape]]]]] = field(default_factory=dict)
+    _largest: frozenset[Login] | None = None
     _lately: tuple[Sequence[Needs], frozenset[Login]] = ((), frozenset())
 
     def of(self, needs: Needs) -> Judged:
@@ -101,6 +102,15 @@ class Fitting:
         if self._lately[0] is not lately:
             self._lately = (lately, self.sole(lately))
         return self._lately[1]
+
+    @property
+    def largest(self) -> frozenset[Login]:
+        """Platforms that have cards with memory that no other home has."""
+        if self._largest is None:
+            size = {number: vram_of(shape[0], shape[1]) for shape, number in self.numbers.items()}
+            most = {max(size[number] for number, _ in machines) for _, machines in self.able}
+            self._largest = self.sole(Needs(vram_gb=gb) for gb in most if gb > 0)
+        return self._largest
 
     def sole(self, every: Iterable[Needs]) -> frozenset[Login]:
         """Platforms that are the only home of jobs with one of these needs; not by the user's own choice."""

@@ -11,7 +11,7 @@ from freegpu import cards
 from freegpu.adapters.base import Offer
 from freegpu.jobs.model import Accelerator, Needs
 
-__all__ = ["Shape", "card_fault", "either", "lack", "misfit", "shape_of"]
+__all__ = ["Shape", "card_fault", "either", "lack", "misfit", "shape_of", "vram_of"]
 
 #: card, GB of it, GB of memory, CPUs and GB of disk beside it, what the PyTorch there was built for; spots of one shape
 #: fit the same jobs
@@ -33,7 +33,7 @@ def misfit(needs: Needs, shape: Shape) -> tuple[str, int]:
         return fault, 0
     short = lack(needs, shape)
     if short == "vram":
-        return f"needs {needs.vram_gb:g} GB, the card has {_vram(card, vram_gb):g} GB", choice
+        return f"needs {needs.vram_gb:g} GB, the card has {vram_of(card, vram_gb):g} GB", choice
     if short == "memory":
         return f"needs {needs.memory_gb:g} GB of main memory, it has {memory_gb:g} GB", choice
     if short == "cpus":
@@ -52,7 +52,7 @@ def card_fault(needs: Needs, card: str, archs: tuple[str, ...]) -> tuple[str, in
 def lack(needs: Needs, shape: Shape) -> str:
     """What such a machine has too little of, "" if of nothing."""
     card, vram_gb, memory_gb, cpus, disk_gb, _ = shape
-    if needs.vram_gb > 0 and 0 < _vram(card, vram_gb) < needs.vram_gb:
+    if needs.vram_gb > 0 and 0 < vram_of(card, vram_gb) < needs.vram_gb:
         return "vram"
     if 0 < memory_gb < needs.memory_gb:
         return "memory"
@@ -82,7 +82,7 @@ def _card_fault(needs: Needs, card: str) -> tuple[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def _vram(card: str, reported_gb: float) -> float:
+def vram_of(card: str, reported_gb: float) -> float:
     """GB of one card. Drivers report a little less than the label says: near it, the label counts."""
     facts = cards.find(card)
     if facts is None or not facts.vram_gb:

@@ -2,8 +2,9 @@
 
 A platform that is some job's only home keeps an even share of its window for such jobs. Quota that could not be burned
 before it expires is free to all. Credits that stay are for urgent jobs and for those with no other home. What counts is
-one session's quota, not the whole job's: a long job is not locked out. Nothing is kept for jobs of which nobody has heard:
-a tenth for short ones that might come locked a lone job out of small quotas, and brought nothing in the benchmark.
+one session's quota, not the whole job's: a long job is not locked out; of a session that lives, the time for which the job
+would keep it open. For short jobs that might come nothing is kept: a tenth for them locked a lone job out of small
+quotas, and brought nothing in the benchmark.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ __all__ = ["Claim", "allowance", "cost", "kept", "most_work", "price"]
 
 #: how much the time in which quota comes back counts against the time to finish, when many jobs want it
 PRICE = 0.3
-#: so many other jobs that wait or run make the price whole; a lone job pays none, for nobody else wants the quota
+#: so many other jobs that wait or run make the price whole; a lone job pays none, for nobody else wants the quota. With so
+#: many, rare memory is kept, too
 MANY = 5
 #: what is said of credits that a job may not have
 CREDITS = "credits that do not come back are kept for urgent jobs and those with no other home"
@@ -86,7 +88,7 @@ def _rule(
 ) -> tuple[float, Callable[[], str] | None]:
     """The allowance, and its sentence for whoever asks: a decision asks for thousands of allowances and for no sentence."""
     budget = spot.budget
-    if budget.left_s == math.inf or spot.kind is SpotKind.LIVE or not spot.offer.pool:
+    if budget.left_s == math.inf or not spot.offer.pool:
         return math.inf, None
     if spot.login in claim.homes and len(claim.homes) == 1:
         return math.inf, None

@@ -11,7 +11,7 @@ import pytest
 
 from freegpu.adapters.base import Capabilities, Offer, WindowKind
 from freegpu.jobs.model import Accelerator, Estimate, Needs
-from freegpu.orchestrator.model import Move, Place, Running, Snapshot, Waiting
+from freegpu.orchestrator.model import Assign, Move, Place, Running, Snapshot, Waiting
 from freegpu.orchestrator.placement import decide, explain
 from tests.unit.test_placement import HOUR, NOW, balance, first, job, offer, place, slot, starts
 
@@ -106,6 +106,35 @@ def test_the_only_home_of_some_jobs_keeps_an_even_share_for_them() -> None:
         in score.why
         for score in why
     )
+
+
+def test_rare_memory_is_kept_before_anybody_asks_for_it_once_there_is_a_queue() -> None:
+    """Whoever needs it comes when others have spent it; a lone job is not made to wait for nobody."""
+    big = metered("big", "L4", limit_h=30, used_h=24, resets_h=84)
+    other = metered("other", "T4", limit_h=30, used_h=30, resets_h=84)
+    mine, others = hours("a", 4), tuple(hours(f"b{n}", 40, seq=n + 2) for n in range(5))
+    assert chosen(mine, places=(big, other)) == ["big"]
+    assert chosen(mine, *others, places=(big, other)) == []
+    needs = tuple(replace(one, needs=BIG) for one in others)
+    assert chosen(*needs, places=(big, other)) == ["big"]
+
+
+def test_a_live_session_is_kept_open_by_no_job_that_could_go_elsewhere() -> None:
+    """What is left of the quota is as scarce in a session that lives; beside one who keeps it open anyway it is free."""
+    left: dict[str, Any] = {"limit_h": 10.0, "used_h": 5.0, "resets_h": 84}
+    free = slot("s1", 1, 5 * HOUR, platform="paid", card="L4", pool="gpu")
+    home = metered("other", "T4", used_h=30)
+    only, mine = hours("only", 40, needs=BIG, seq=9), hours("a", 4)
+    shown = metered("paid", "L4", **left)
+    lives = Snapshot(
+        waiting=(mine,), free_slots=(free,), places=(replace(shown, open_sessions=1), home)
+    )
+    assert [a.session for a in decide(lives, NOW) if isinstance(a, Assign)] == ["s1"]
+    wanted = replace(lives, lately=(BIG,))
+    assert decide(wanted, NOW) == []
+    beside = Running(job=only, session="s1", slot=0, offer=free.offer, held_s=60.0, left_s=5 * HOUR)
+    busy = replace(wanted, running=(beside,))
+    assert [a.session for a in decide(busy, NOW) if isinstance(a, Assign)] == ["s1"]
 
 
 def test_what_fits_nowhere_else_is_never_locked_out() -> None:
