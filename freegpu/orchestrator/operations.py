@@ -443,7 +443,8 @@ class Workspace:
                 for spec in loaded.specs
             ]
             jobs = self.ledger.add_jobs(new, why="submitted")
-        return Submitted(jobs=tuple(jobs), notices=(*loaded.notices, *notices), bundle=info)
+        late = _too_late(first, utc(self.clock))
+        return Submitted(jobs=tuple(jobs), notices=(*loaded.notices, *late, *notices), bundle=info)
 
     def _load(
         self, path: str | Path, overrides: Sequence[str], environ: Mapping[str, str]
@@ -521,7 +522,11 @@ class Workspace:
         largest = sorted(((e.name, e.size) for e in entries), key=lambda e: (-e[1], e[0]))[:5]
         return DryRun(
             specs=loaded.specs,
-            notices=(*loaded.notices, *(map(str, plan.skipped) if plan else ())),
+            notices=(
+                *loaded.notices,
+                *_too_late(loaded.specs[0], now),
+                *(map(str, plan.skipped) if plan else ()),
+            ),
             files=plan.files if plan else 0,
             size=plan.size if plan else 0,
             largest=tuple(largest),
@@ -989,6 +994,13 @@ def _as_waiting(spec: JobSpec, seq: int, *, now: datetime) -> Waiting:
         created_at=now,
         grace_s=spec.checkpoint.grace_s,
     )
+
+
+def _too_late(spec: JobSpec, now: datetime) -> tuple[str, ...]:
+    """A deadline that has passed hurries nobody any more, and is mostly a slip of the year or the zone."""
+    if spec.deadline is None or spec.deadline > now:
+        return ()
+    return (f"freegpu.deadline {spec.deadline.isoformat()} has passed already",)
 
 
 def _unseen(done: int, total: int) -> None:
