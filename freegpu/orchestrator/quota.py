@@ -110,6 +110,19 @@ def balance(
     )
 
 
+def below_nothing(
+    window: Window,
+    entries: Sequence[Entry],
+    reading: Reading | None,
+    open_sessions: Sequence[Session],
+    now: datetime,
+) -> float:
+    """How far corrections have taken the use below nothing, seconds at rate 1; `balance` shows nothing then."""
+    lines = Lines.of(entries, open_sessions)
+    fresh = reading if reading and _holds(window, reading, now) else None
+    return max(0.0, -_sums(window, lines.uses, lines.held, reading, fresh, now)[0])
+
+
 def left(
     window: Window,
     lines: Lines,

@@ -43,14 +43,16 @@ def correction(
     """The entry that makes the ledger agree with this report; None: it does, or the report counts nothing."""
     if window.kind not in _COUNTED:
         return None
-    mine = quota.balance(window, entries, _window_before(window, report), sessions, report.as_of)
+    before = _window_before(window, report)
+    mine = quota.balance(window, entries, before, sessions, report.as_of)
     ours = mine.used_s
     # Kaggle counts what running sessions hold, others what they have used so far: both agree with us
     differs = report.used_s - min(max(report.used_s, ours), ours + mine.reserved_s)
     if abs(differs) <= max(LEAST_S, LEAST_SHARE * (report.limit_s or window.limit_s or 0.0)):
         return None
     note = f"the platform says {span_text(report.used_s)} used, the ledger had {span_text(ours)}"
-    return Correction(differs, note)
+    missing = quota.below_nothing(window, entries, before, sessions, report.as_of)
+    return Correction(differs + missing if differs > 0 else differs, note)
 
 
 def aged(balance: Balance, entries: Sequence[Entry], now: datetime) -> Balance:

@@ -190,6 +190,18 @@ def test_the_platforms_own_refresh_sets_the_weeks(now: datetime, left: int, week
     assert balance(WEEKLY, [], told, [], later).resets_at == said + weeks * WEEK
 
 
+def test_a_correction_reaches_what_the_platform_says_from_below_nothing() -> None:
+    """A correction had taken away more than there was; the next one counts from there, not from nothing."""
+    now = datetime(2024, 1, 3, tzinfo=UTC)
+    entries = [line(EntryKind.ADJUST, now - timedelta(hours=1), -5000)]
+    said = QuotaReport(pool="gpu", used_s=2161.0, limit_s=None, resets_at=None, as_of=now)
+    found = correction(WEEKLY, entries, [], said)
+    assert found is not None
+    assert found.amount_s == 7161.0
+    entries.append(line(EntryKind.ADJUST, now, 7161))
+    assert balance(WEEKLY, entries, None, [], now).used_s == 2161.0
+
+
 @laws
 @given(st.data(), moments, st.sampled_from([w for w in LIMITED if w is not PREPAID]))
 def test_after_a_correction_the_ledger_agrees(
