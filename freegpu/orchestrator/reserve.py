@@ -42,12 +42,16 @@ def cost(ask: Ask, spot: Spot) -> float:
     """
     if not spot.offer.pool:
         return 0.0
+    longest, start, paid = _open(spot)
     run = ask.work_s / spot.speed(ask) + ask.kind.grace_s
+    return max(0.0, spot.rate * min(longest, start + run) - paid)
+
+
+def _open(spot: Spot) -> tuple[float, float, float]:
+    """How long a session there may be open from now and how long it starts, seconds; and the quota that it takes anyway."""
     if spot.kind is SpotKind.LIVE:
-        return spot.rate * max(0.0, min(spot.left_s, run) - spot.kept_open_s)
-    longest = min(spot.limit_s, spot.quota_s)
-    whole = spot.rate * min(longest, spot.delay_s + run)
-    return max(0.0, whole - spot.reserved_s)
+        return spot.left_s, 0.0, spot.rate * spot.kept_open_s
+    return min(spot.limit_s, spot.quota_s), spot.delay_s, spot.reserved_s
 
 
 def price(units: float, spot: Spot, others: int) -> float:
@@ -76,10 +80,10 @@ def kept(spot: Spot, claim: Claim, sole: Collection[Login]) -> str:
 def most_work(ask: Ask, spot: Spot, claim: Claim, sole: Collection[Login]) -> float:
     """The longest job of this kind that the allowance lets in, T4 seconds."""
     allowed = allowance(spot, claim, sole)
-    longest = min(spot.limit_s, spot.quota_s)
-    if spot.rate <= 0 or spot.rate * longest - spot.reserved_s <= allowed:
+    longest, start, paid = _open(spot)
+    if spot.rate <= 0 or spot.rate * longest - paid <= allowed:
         return math.inf
-    run = (allowed + spot.reserved_s) / spot.rate - spot.delay_s - ask.kind.grace_s
+    run = (allowed + paid) / spot.rate - start - ask.kind.grace_s
     return max(0.0, run) * spot.speed(ask)
 
 

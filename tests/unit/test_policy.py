@@ -137,6 +137,31 @@ def test_a_live_session_is_kept_open_by_no_job_that_could_go_elsewhere() -> None
     assert [a.session for a in decide(busy, NOW) if isinstance(a, Assign)] == ["s1"]
 
 
+def test_a_long_job_that_is_refused_a_live_slot_shuts_out_no_short_one() -> None:
+    """The slot is free for what ends before its neighbour does, whoever of the same kind asked in vain before."""
+    left: dict[str, Any] = {"limit_h": 10.0, "used_h": 9.0, "resets_h": 84}
+    free = slot("s1", 1, 11 * HOUR, platform="paid", card="L4", pool="gpu")
+    shown = replace(metered("paid", "L4", **left), open_sessions=1)
+    neighbour = Running(
+        job=hours("only", 40, needs=BIG, seq=9),
+        session="s1",
+        slot=0,
+        offer=free.offer,
+        held_s=60.0,
+        left_s=6 * HOUR,
+    )
+    first, then = hours("long", 30, seq=1, priority=100), hours("short", 4, seq=2)
+    snapshot = Snapshot(
+        waiting=(first, then),
+        free_slots=(free,),
+        places=(shown, metered("other", "T4", used_h=30)),
+        running=(neighbour,),
+        lately=(BIG,),
+    )
+    given = [a.assignment.job for a in decide(snapshot, NOW) if isinstance(a, Assign)]
+    assert given == ["short"]
+
+
 def test_what_fits_nowhere_else_is_never_locked_out() -> None:
     """A reserve is for such jobs, not against them."""
     big = metered("big", "L4", limit_h=30, used_h=26, resets_h=84)
