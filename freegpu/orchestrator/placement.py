@@ -16,10 +16,10 @@ from datetime import datetime
 
 from freegpu.orchestrator import moves
 from freegpu.orchestrator.board import Board
-from freegpu.orchestrator.model import Action, Place, Score, Snapshot, Waiting
-from freegpu.orchestrator.spots import Ask, Kind, blocked
+from freegpu.orchestrator.model import Action, Score, Snapshot, Waiting
+from freegpu.orchestrator.spots import Ask
 from freegpu.orchestrator.turns import endangered
-from freegpu.orchestrator.witness import Witness, nothing_on, nowhere
+from freegpu.orchestrator.witness import Witness, nothing_on, silent
 
 __all__ = ["decide", "explain", "nothing_on"]
 
@@ -84,10 +84,5 @@ def explain(job: Waiting, snapshot: Snapshot, now: datetime) -> list[Score]:
     rest = [(spot, board.explained(ask, spot, claim)) for spot in board.spots]
     scores += [outlook.score(ask, spot) for spot, outlook in rest if outlook.fault]
     shown = {score.platform for score in scores}
-    silent = [place for place in board.places if place.platform not in shown]
-    return scores + [_nothing(place, fit.kind, now) for place in silent]
-
-
-def _nothing(place: Place, kind: Kind, now: datetime) -> Score:
-    why = kind.refused(place.platform) or blocked(place, now) or nothing_on(place)
-    return nowhere(place.platform, why)
+    mute = [place for place in board.places if place.platform not in shown]
+    return scores + [silent(place, fit.kind, now) for place in mute]

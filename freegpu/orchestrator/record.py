@@ -25,6 +25,7 @@ __all__ = [
     "Outcome",
     "brief",
     "from_json",
+    "nowhere",
     "place_name",
     "to_json",
 ]
@@ -110,6 +111,11 @@ _NOWHERE = Score(
     sessions=0,
     why="",
 )
+
+
+def nowhere(platform: str, why: str) -> Score:
+    """The line of a platform that has nothing to offer."""
+    return replace(_NOWHERE, platform=platform, why=f"{platform}: {why}", fault=why)
 
 
 def _score(told: Mapping[str, Any]) -> Score:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from freegpu.orchestrator import record, remedies, reserve
 from freegpu.orchestrator.board import NEAR, Board, Fit
@@ -27,7 +28,7 @@ from freegpu.orchestrator.spots import (
 )
 from freegpu.orchestrator.turns import DOUBLING, Turn
 
-__all__ = ["Entry", "Witness", "nothing_on"]
+__all__ = ["Entry", "Witness", "nothing_on", "silent"]
 
 #: a job in the queue: its turn, itself, how long it is, what fits it
 Entry = tuple[Turn, Waiting, Ask, Fit]
@@ -240,7 +241,7 @@ class Witness:
                 here += self.holders.get(place.platform, ())
                 why += f": {_several(here)}" if here else ""
             yield replace(
-                nowhere(place.platform, why),
+                record.nowhere(place.platform, why),
                 change=remedies.of_platform(kind, place, board.now),
             )
 
@@ -257,9 +258,7 @@ class Witness:
             fits = next((spot for spot in spots if fit.choices[spot.number] is not None), None)
             (far if fits is None else near).append(fits or spots[0])
         near += far
-        silent = [
-            p for p in board.places if p.platform not in self._spots and p.platform not in able
-        ]
+        mute = [p for p in board.places if p.platform not in self._spots and p.platform not in able]
         found, claim = [], board.claim(job, ask, fit)
         for spot in near[: record.REFUSED]:
             outlook = board.explained(ask, spot, claim)
@@ -271,10 +270,10 @@ class Witness:
                     "taken by a job that chose before" if spot.gone else "refused"
                 )
             found.append(outlook.score(ask, spot))
-        for place in silent[: record.REFUSED - len(found)]:
-            why = fit.kind.refused(place.platform) or blocked(place, board.now)
-            found.append(nowhere(place.platform, why or nothing_on(place)))
-        return found, len(near) + len(silent) - len(found)
+        found += [
+            silent(place, fit.kind, board.now) for place in mute[: record.REFUSED - len(found)]
+        ]
+        return found, len(near) + len(mute) - len(found)
 
 
 def _crowd(board: Board, ask: Ask, spot: Spot) -> bool:
@@ -285,20 +284,10 @@ def _crowd(board: Board, ask: Ask, spot: Spot) -> bool:
     return choice is not None and board.openings[spot.login][0] < 1
 
 
-def nowhere(platform: str, why: str) -> Score:
-    """The line of a platform that has nothing to offer."""
-    return Score(
-        platform=platform,
-        card="",
-        count=0,
-        where="",
-        feasible=False,
-        finish_s=None,
-        speed=0.0,
-        sessions=0,
-        why=f"{platform}: {why}",
-        fault=why,
-    )
+def silent(place: Place, kind: Kind, now: datetime) -> Score:
+    """The line of a platform without an offer, for jobs of this kind."""
+    why = kind.refused(place.platform) or blocked(place, now) or nothing_on(place)
+    return record.nowhere(place.platform, why)
 
 
 def nothing_on(place: Place) -> str:

@@ -14,12 +14,8 @@ from typing import Any
 import click
 import pytest
 
-from freegpu.cli.app import run
-from freegpu.cli.call import Call
 from freegpu.cli.connect import ssh as command
-from freegpu.cli.output import Output
-from freegpu.testing.machines import Hardware
-from tests.contract.sshd import SshHost, need_sshd
+from tests.contract.sshd import SshHost, at_home, need_sshd, typed
 from tests.servers.rig_ssh import rig
 
 Shell = Callable[..., Any]
@@ -27,13 +23,8 @@ Shell = Callable[..., Any]
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshHost]:
-    server = SshHost(tmp_path / "host", cards=Hardware())
-    server.start()
-    monkeypatch.setenv("HOME", str(server.home))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    yield server
-    server.stop()
-    server.kill()
+    with at_home(tmp_path, monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture
@@ -41,12 +32,8 @@ def shell(tmp_path: Path) -> Shell:
     """Runs a command line in this process; (exit code, data or text, stderr)."""
 
     def call(*argv: str) -> Any:
-        out, err = io.StringIO(), io.StringIO()
-        around = {"FREEGPU_HOME": str(tmp_path / "home")}
-        made = Call(out=Output(stdout=out, stderr=err, environ=around), environ=around)
-        code = run(argv, call=made)
-        text = out.getvalue()
-        return code, json.loads(text) if text.startswith("{") else text, err.getvalue()
+        code, text, told = typed(tmp_path / "home", *argv)
+        return code, json.loads(text) if text.startswith("{") else text, told
 
     return call
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import socket
@@ -14,24 +13,15 @@ from typing import Any
 import pytest
 
 from freegpu.adapters.stores import ssh as line_module
-from freegpu.cli.app import run
-from freegpu.cli.call import Call
-from freegpu.cli.output import Output
-from freegpu.testing.machines import Hardware
-from tests.contract.sshd import SshHost, free_port, need_sshd
+from tests.contract.sshd import SshHost, at_home, free_port, need_sshd, typed
 
 Shell = Callable[..., Any]
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshHost]:
-    server = SshHost(tmp_path / "host", cards=Hardware())
-    server.start()
-    monkeypatch.setenv("HOME", str(server.home))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    yield server
-    server.stop()
-    server.kill()
+    with at_home(tmp_path, monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture
@@ -39,10 +29,7 @@ def shell(tmp_path: Path) -> Shell:
     """Runs a command line in this process; (exit code, stdout, stderr)."""
 
     def call(*argv: str) -> Any:
-        out, err = io.StringIO(), io.StringIO()
-        around = {"FREEGPU_HOME": str(tmp_path / "home")}
-        made = Call(out=Output(stdout=out, stderr=err, environ=around), environ=around)
-        return run(argv, call=made), out.getvalue(), err.getvalue()
+        return typed(tmp_path / "home", *argv)
 
     return call
 
