@@ -30,6 +30,7 @@ from freegpu.testing.suites import Stage
 from freegpu.testing.suites.stage import OVER, until
 from tests.contract.ssh_fixtures import Make, host, make, stage, within
 from tests.contract.sshd import Sshd, SshHost, need_sshd
+from tests.servers.present import absent
 
 __all__ = ["host", "make", "stage"]
 
@@ -349,7 +350,7 @@ def test_the_account_may_have_any_shell(
     """The command arrives as it was sent, and a session is started, seen and stopped."""
     shell = shutil.which(name)
     if shell is None:
-        pytest.skip(f"{name} is not installed")
+        absent(f"{name} is not installed")
     with SshHost(tmp_path / "host", shell=shell) as server:
         monkeypatch.setenv("HOME", str(server.home))
         monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)

@@ -113,7 +113,8 @@ def test_sessions_that_were_taken_away_and_a_refusal_become_ranges_in_status(
             assert shown.learned.refusal.observed == 0
             row = tables.platform_row(replace(shown, problem=""), utc(SystemClock()))
             assert "(1 refusal)" in row[2]
-            assert row[4] == "learned"
+            # with the age of the newest session or refusal, which a slow machine makes a minute
+            assert str(row[4]).startswith("learned, ")
             assert row[6][0] == f"sessions lasted {shown.learned.session.text}"  # type: ignore[union-attr]
         finally:
             platform.set_faults(refuse_quota=False)
