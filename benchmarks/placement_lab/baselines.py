@@ -80,7 +80,8 @@ class _Board:
             p.platform: p.capabilities.max_concurrent - p.open_sessions for p in self.places
         }
         self.free = {(slot.session, slot.slot): slot for slot in snapshot.free_slots}
-        self.started: list[tuple[Offer, list[Assignment], list[float]]] = []
+        #: offer, its jobs, the quota that it holds, and how long it may last
+        self.started: list[tuple[Offer, list[Assignment], float, float]] = []
         self.assigned: list[Action] = []
 
     def seats(self, ask: Ask) -> list[Seat]:
@@ -90,7 +91,7 @@ class _Board:
             if room >= ask.kind.least_s and _fits(ask.kind, slot.offer):
                 at = self.index[slot.offer.platform]
                 found.append(Seat(slot.offer, at, True, session=session, slot=number))
-        for offer, planned, _ in self.started:
+        for offer, planned, *_ in self.started:
             if len(planned) < offer.count and _fits(ask.kind, offer):
                 found.append(Seat(offer, self.index[offer.platform], True, planned=planned))
         for place in self.places:
@@ -122,17 +123,20 @@ class _Board:
         self.openings[offer.platform] -= 1
         place = next(p for p in self.places if p.platform == offer.platform)
         run = offer.start_delay_s + ask.work_s / _speed(seat, ask) + ask.kind.grace_s
-        held = offer.rate * min(self._room(place, offer), run) if offer.pool else 0.0
+        room = self._room(place, offer)
+        held = offer.rate * min(room, run) if offer.pool else 0.0
         if offer.pool:
             self.left[offer.platform, offer.pool] -= held
-        self.started.append((offer, [Assignment(job=job.id, slot=0)], [held]))
+        self.started.append((offer, [Assignment(job=job.id, slot=0)], held, room))
 
     def actions(self) -> list[Action]:
         return [
             *self.assigned,
             *(
-                StartSession(offer=offer, assignments=tuple(jobs), reserve_s=held[0], why="")
-                for offer, jobs, held in self.started
+                StartSession(
+                    offer=offer, assignments=tuple(jobs), reserve_s=held, why="", lasts_s=room
+                )
+                for offer, jobs, held, room in self.started
             ),
         ]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from freegpu import cards
-from freegpu.adapters.base import Adapter, Launch, Offer, Request
+from freegpu.adapters.base import Adapter, Launch, Request
 from freegpu.agent import wire
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.config import Settings
@@ -51,6 +51,7 @@ from freegpu.orchestrator.mailbox import Mailbox
 from freegpu.orchestrator.model import Action, Assign, Attempt, Move, Session, StartSession
 from freegpu.orchestrator.pace import pace
 from freegpu.orchestrator.record import GIVES_WAY, MAKES_ROOM, Decision
+from freegpu.orchestrator.spots import span_text
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class Actor:
             platform=offer.platform,
             account=offer.account,
             offer=offer,
-            limit_s=offer.session_limit_s,
+            limit_s=_least(offer.session_limit_s, action.lasts_s),
             reserve_s=action.reserve_s,
             jobs=[(a.job, a.slot) for a in action.assignments],
             why=action.why,
@@ -164,7 +165,7 @@ class Actor:
         )
         for attempt in attempts:
             self._post_run(session, attempt)
-        launch = self._launch(session.id, offer)
+        launch = self._launch(session.id, action)
         if offer.sealed:
             try:
                 launch = self._sealed(session, launch)
@@ -369,6 +370,35 @@ class Actor:
                 f"session {session.id} on {session.platform} has nothing to do and ends"
             )
 
+    def save_before_spent(self, spent_in: Mapping[tuple[str, str], float]) -> None:
+        """End sessions whose quota is nearly spent, so that their jobs save; the platform would kill them.
+
+        `spent_in`: (platform, pool) -> seconds until then, by what runs now.
+        """
+        for session in self.ledger.sessions(open_only=True):
+            left_s = spent_in.get((session.platform, session.pool))
+            # no ticket reaches a sealed session
+            if left_s is None or session.state is not SessionState.LIVE or session.offer.sealed:
+                continue
+            known_s = session.beat.get("left_s")
+            if isinstance(known_s, int | float) and known_s <= left_s:
+                continue  # it ends by itself
+            attempts = self.ledger.attempts(session=session.id, open_only=True)
+            grace_s = max(
+                (self.ledger.job(a.job).spec.checkpoint.grace_s for a in attempts), default=0.0
+            )
+            rhythm = pace(self.settings, self.store.properties)
+            # until the next look, until the ticket is read, to save, and to send what was saved
+            needed_s = self.settings.tick_s + rhythm.poll_s + grace_s + self.settings.margin_s
+            # 0: it lives beyond what we believe there is, so we know nothing of its end
+            if not attempts or not 0 < left_s <= needed_s:
+                continue
+            why = f"its quota is spent in {span_text(left_s)}: its jobs save and go on elsewhere"
+            seq = self.ledger.next_inbox(session.id)
+            self.ledger.session_event(session.id, SessionEvent.ASK_END, reason=why)
+            self.mailbox(session.id).post(seq, wire.bye_ticket())
+            self.done.append(f"session {session.id} on {session.platform} ends: {why}")
+
     def answer(self) -> None:
         """Our heartbeat to every session that listens, with what we have handled and confirmed."""
         waiting: int | None = None
@@ -403,11 +433,12 @@ class Actor:
 
     def request(self, action: StartSession) -> Request:
         """What would be sent to the platform; the session's id is a placeholder."""
-        launch = self._launch("s-rehearsal", action.offer)
+        launch = self._launch("s-rehearsal", action)
         hidden = replace(launch.profile, key="0" * 64)
         return self.adapters[action.offer.platform].render(replace(launch, profile=hidden))
 
-    def _launch(self, session: str, offer: Offer) -> Launch:
+    def _launch(self, session: str, action: StartSession) -> Launch:
+        offer = action.offer
         devices = offer.devices or tuple(str(index) for index in range(offer.count))
         slots = tuple(
             wire.Slot(
@@ -429,7 +460,7 @@ class Actor:
             store=self.settings.store_for(offer.platform),
             work=str(work),
             slots=slots,
-            limit_s=offer.session_limit_s,
+            limit_s=_limit(action),
             idle_s=rhythm.idle_s,
             poll_s=rhythm.poll_s,
             beat_s=rhythm.beat_s,
@@ -447,6 +478,24 @@ class Actor:
             agent_sha256=self.identity.agent_sha256,
             agent_key=wire.agent_key(self.identity.agent_sha256),
         )
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+def _limit(action: StartSession) -> float | None:
+    """When the agent must be done, seconds of its own time: before the quota is spent, of which the start took some.
+
+    A session that a platform ends for its quota is killed like a lost one: with sessions of an hour and a half, as a
+    quota that trickles back gives them, each threw away some thirteen minutes.
+    """
+    limit_s, lasts_s = action.offer.session_limit_s, action.lasts_s
+    if lasts_s is not None:
+        lasts_s = max(lasts_s - action.offer.start_delay_s, lasts_s / 2)
+    return _least(limit_s, lasts_s)
 
 
 def checkpoint_every(checkpoint: Checkpointing) -> float:

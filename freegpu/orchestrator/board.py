@@ -74,6 +74,7 @@ class Started:
             assignments=tuple(self.assignments),
             reserve_s=self.spot.reserved_s,
             why=self.why + also,
+            lasts_s=self.spot.lasts_s,
         )
 
 

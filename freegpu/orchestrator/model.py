@@ -493,6 +493,8 @@ class StartSession:
     assignments: tuple[Assignment, ...]
     reserve_s: float
     why: str
+    #: seconds from its grant for which the platform's limit and the quota let it last; None: nobody knows of an end
+    lasts_s: float | None = None
 
     @property
     def placed(self) -> tuple[Assignment, ...]:

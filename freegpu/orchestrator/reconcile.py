@@ -28,6 +28,7 @@ from freegpu.orchestrator import (
     quota,
     reckoning,
     shared,
+    spending,
     standing,
 )
 from freegpu.orchestrator.act import Actor, Identity
@@ -137,6 +138,7 @@ class Reconciler:
             for action in actions:
                 actor.act(action)
             actor.release_idle(waiting=bool(snapshot.waiting))
+            actor.save_before_spent(self._spent_in())
             actor.answer()
         except StoreError as error:
             problems.append(str(error))
@@ -403,6 +405,28 @@ class Reconciler:
         newest = [r.as_of for r in self.ledger.readings(platform=name)]
         patience = timedelta(seconds=min(READING_S, 4 * self.settings.tick_s))
         return not newest or self.now() - max(newest) >= patience
+
+    def _spent_in(self) -> dict[tuple[str, str], float]:
+        """(platform, pool) -> seconds until what runs there has spent it; only pools that will be."""
+        found = {}
+        sessions = [s for s in self.ledger.sessions(open_only=True) if s.pool and s.started_at]
+        for name, pool in sorted({(s.platform, s.pool) for s in sessions}):
+            adapter = self.adapters.get(name)
+            window = None if adapter is None else adapter.windows.get(pool)
+            if adapter is None or window is None or window.kind is WindowKind.NONE:
+                continue
+            login = {"platform": name, "account": adapter.account, "pool": pool}
+            readings = {r.pool: r for r in self.ledger.readings(platform=name)}
+            left_s = spending.spent_in(
+                window,
+                self.ledger.entries(**login, since=self.now() - _reach(window)),
+                readings.get(pool),
+                [s for s in sessions if (s.platform, s.pool) == (name, pool)],
+                self.now(),
+            )
+            if left_s is not None:
+                found[name, pool] = left_s
+        return found
 
     def balances(self, name: str, adapter: Adapter, sessions: list[Session]) -> list[Balance]:
         """What is left of each pool of a platform."""

@@ -345,6 +345,15 @@ class Spot:
         )
 
     @property
+    def lasts_s(self) -> float | None:
+        """How long a session that starts now may last: the platform's limit, or until its quota is spent; None: for ever."""
+        budget = self.budget
+        comes_s = math.inf if budget.refill_in_s is None or budget.trickles else budget.refill_in_s
+        # what is full again before it is spent ends no session
+        lasts = self.limit_s if comes_s < self.quota_s else min(self.limit_s, self.quota_s)
+        return None if lasts == math.inf else lasts
+
+    @property
     def name(self) -> str:
         many = f" x{self.offer.count}" if self.offer.count > 1 else ""
         label = f"{self.offer.platform} {self.offer.card}{many}"

@@ -61,6 +61,41 @@ def test_a_session_that_reaches_its_limit_saves_and_the_job_goes_on_elsewhere(
     assert rows["quick"]["source"] == "live"
 
 
+def test_a_session_whose_quota_ends_first_saves_before_it_is_spent(
+    user: Any, expected: Any
+) -> None:
+    """The agent knows of that end from the beginning; the platform has no need to kill it, and nothing is lost."""
+    quick = {"card": "A100", "window": {"kind": "fixed_weekly", "limit_s": 16}}
+    user.settings({"quick": quick, "slow": {"card": "T4", "window": WEEK}})
+    user.ok("submit", user.counter(total=20, hold=10, extra="estimate: 3s on A100"))
+    user.until(lambda: user.ok("tick") and attempts(user)[0][1])
+    user.go()
+    detail = user.until_job("count", "succeeded", 120)
+    assert attempts(user)[0] == ("quick", "session_expired")
+    assert attempts(user)[-1] == ("slow", "completed")
+    assert detail["job"]["lost_s"] < 2.0
+    assert pulled(user) == expected(20)
+
+
+def test_sessions_that_share_a_quota_save_before_it_is_spent(user: Any) -> None:
+    """Two burn it twice as fast as either was told: the orchestrator ends them in time, and says why."""
+    shared = {
+        "card": "A100",
+        "max_concurrent": 2,
+        "reports_quota": False,
+        "window": {"kind": "fixed_weekly", "limit_s": 60},
+    }
+    user.settings({"quick": shared})
+    for name in ("one", "two"):
+        job = user.counter(name=name, total=20, hold=10, extra="estimate: 3s on A100")
+        user.ok("submit", job)
+    user.until(lambda: user.ok("tick") and all(attempts(user, n) for n in ("one", "two")))
+    user.until(lambda: user.ok("tick") and all(attempts(user, n)[0][1] for n in ("one", "two")))
+    assert {attempts(user, n)[0] for n in ("one", "two")} == {("quick", "session_expired")}
+    [quick] = user.ok("status", "--json").json["data"]["platforms"]
+    assert quick["used_s"] <= 60
+
+
 def test_a_machine_taken_away_without_notice_costs_at_most_the_work_since_the_last_checkpoint(
     user: Any, expected: Any
 ) -> None:

@@ -142,18 +142,35 @@ def test_a_session_s_limit_costs_a_save_and_a_new_start_and_no_work() -> None:
     assert outcome.lost_s == 0
 
 
-def test_a_spent_quota_ends_the_session_and_loses_the_work_since_the_checkpoint() -> None:
-    """Two hours a week, reset on Tuesday 00:00: three half hours are saved, what came after is done again."""
-    result = run(world(job(hours=3), at=[platform(window=WEEKLY)]), policy=first_fit)
+@pytest.mark.parametrize(
+    ("sealed", "kept_s", "lost_s"),
+    [(False, 7200 - 160 - 4 * 30, 0), (True, 3 * 1800, 7200 - 160 - 3 * 1830)],
+)
+def test_a_spent_quota_ends_the_session_which_saves_where_it_can_be_told(
+    sealed: bool, kept_s: float, lost_s: float
+) -> None:
+    """Two hours a week, reset on Tuesday 00:00. No ticket reaches a sealed session: after three half hours that are
+    saved its work is done again."""
+    there = platform(window=WEEKLY)
+    there = replace(there, offers=(replace(there.offers[0], sealed=sealed),))
+    result = run(world(job(hours=3), at=[there]), policy=first_fit)
     first, second = result.outcomes["a"].stays
-    assert (first.reason, first.kept_s) == ("quota", 3 * 1800)
-    assert first.lost_s == 7200 - 160 - 3 * 1830
+    assert (first.reason, first.kept_s, first.lost_s) == ("quota", kept_s, lost_s)
     assert result.sessions[0].charged_s == 7200
     # first_fit asks again at once: a platform refuses when the quota is spent, until it is back
     assert result.refusals == 1
     assert second.begin == BEGIN + timedelta(days=1, seconds=100)
     assert result.windows[0].used_s == 7200
     assert result.windows[0].wanted
+
+
+def test_a_session_that_knows_when_its_quota_ends_saves_also_where_no_ticket_reaches_it() -> None:
+    """The product tells it at its start, so nothing is lost."""
+    there = platform(window=WEEKLY)
+    there = replace(there, offers=(replace(there.offers[0], sealed=True),))
+    first, *_ = run(world(job(hours=3), at=[there])).outcomes["a"].stays
+    assert (first.reason, first.lost_s) == ("limit", 0)
+    assert first.kept_s == pytest.approx(7200 - 160 - 4 * 30, abs=1)
 
 
 def test_the_product_s_policy_waits_for_the_reset() -> None:

@@ -21,6 +21,9 @@ from freegpu.orchestrator.spots import Kind, Shape, shape_of, unfit
 
 __all__ = ["Course"]
 
+#: a quota that is spent so shortly before the end of a session is what that end was meant for
+FORESEEN_S = 1.0
+
 
 class Course:
     """What is true while a world runs, and how it changes. Moments in seconds since the world's beginning."""
@@ -267,7 +270,9 @@ class Course:
         del session.at.sessions[session.id]
         for slot, seat in enumerate(session.seats):
             if seat is not None:
-                self._wait(self._leave(session, slot, reason, saved=reason == "limit"))
+                # who ends for its quota is told in time, where a ticket still arrives
+                told = reason == "quota" and not session.offer.sealed
+                self._wait(self._leave(session, slot, reason, saved=told or reason == "limit"))
                 if seat.next is not None:
                     self._wait(seat.next)
         if session.live is not None:
@@ -312,7 +317,10 @@ class Course:
             self._at(self.now + max(1.0, left), What.SPENT, purse, purse.version)
             return False
         for name in list(purse.running):
-            self._end(self.sessions[name], "quota")
+            session = self.sessions[name]
+            # it may have known of this end since it began
+            known = session.ends - self.now <= FORESEEN_S
+            self._end(session, "limit" if known else "quota")
         return True
 
     def _await_reset(self, purse: Purse) -> None:

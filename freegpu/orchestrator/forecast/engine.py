@@ -179,6 +179,8 @@ class _Engine(Course):
         )
         limits = (offer.session_limit_s, given.capabilities.max_session_s)
         longest = min((limit for limit in limits if limit is not None), default=math.inf)
+        if action.lasts_s is not None:
+            longest = min(longest, action.lasts_s)
         session.ends = session.granted + longest
         self.sessions[name] = platform.sessions[name] = session
         for slot, job in jobs:
