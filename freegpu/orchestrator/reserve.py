@@ -15,13 +15,16 @@ from dataclasses import dataclass
 
 from freegpu.orchestrator.spots import NEVER_S, Ask, Login, Spot, SpotKind, span_text
 
-__all__ = ["Claim", "allowance", "cost", "kept", "most_work", "price"]
+__all__ = ["ASKED_S", "Claim", "allowance", "cost", "kept", "most_work", "price"]
 
 #: how much the time in which quota comes back counts against the time to finish, when many jobs want it
 PRICE = 0.3
 #: so many other jobs that wait or run make the price whole; a lone job pays none, for nobody else wants the quota. With so
 #: many, rare memory is kept, too
 MANY = 5
+#: something is kept for jobs like those that came within so long, seconds. With four weeks a month's credits lay idle to
+#: the end of queues that had got no such job for long
+ASKED_S = 7 * 86400.0
 #: what is said of credits that a job may not have
 CREDITS = "credits that do not come back are kept for urgent jobs and those with no other home"
 

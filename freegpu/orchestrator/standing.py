@@ -12,10 +12,11 @@ from freegpu.jobs.lifecycle import AttemptState, EndReason, SessionState
 from freegpu.jobs.model import Needs
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Running, Session, Standing
+from freegpu.orchestrator.reserve import ASKED_S
 
 __all__ = ["asked_lately", "last_offers", "losses", "offers_key", "running", "standing"]
 
-#: demand and losses of so long ago still count, seconds
+#: losses of so long ago still count, seconds
 LATELY_S = 28 * 86400.0
 #: the newest sessions of a platform that are looked at for losses
 MOST = 200
@@ -75,8 +76,8 @@ def standing(ledger: Ledger, sessions: Sequence[Session], now: datetime) -> tupl
 
 
 def asked_lately(ledger: Ledger, now: datetime) -> tuple[Needs, ...]:
-    """What jobs of the last four weeks needed, each once."""
-    return ledger.asked_since(now - timedelta(seconds=LATELY_S))
+    """What jobs of the last week needed, each once."""
+    return ledger.asked_since(now - timedelta(seconds=ASKED_S))
 
 
 def losses(ledger: Ledger, platform: str, account: str, now: datetime) -> tuple[float, float]:

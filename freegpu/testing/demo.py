@@ -33,6 +33,8 @@ from freegpu.orchestrator.views import Status
 LIMIT_S = 240.0
 #: checkpoints that the session to be killed must have confirmed before
 CONFIRMED = 2
+#: what the example job calls a checkpoint that it is writing
+HALF = "state.json.tmp"
 #: epochs of training: enough for two hops within a minute on a slow core, two runs side by side
 EPOCHS = 14
 
@@ -303,7 +305,8 @@ class _Director:
         work = self.workspace.settings.home / "sessions" / attempt.session
         deadline = time.monotonic() + 30.0
         while time.monotonic() < deadline:
-            half = next(work.rglob("state.json.tmp"), None)
+            # unlike Path.rglob before 3.13, walk survives folders that vanish under it, as staged ones do
+            half = next((Path(at, HALF) for at, _, files in os.walk(work) if HALF in files), None)
             if half is None:
                 time.sleep(0.002)
                 continue

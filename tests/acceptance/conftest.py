@@ -121,7 +121,8 @@ class User:
     ) -> None:
         """Quick settings, and loopback platforms instead of `local` if any are given."""
         self.home.mkdir(exist_ok=True)
-        lines = [SETTINGS, *(f"{name} = {value}\n" for name, value in more.items())]
+        quick = [line for line in SETTINGS.splitlines(True) if line.split()[0] not in more]
+        lines = [*quick, *(f"{name} = {value}\n" for name, value in more.items())]
         if platforms:
             lines.append("[platforms.local]\nenabled = false\n")
         for name, options in (platforms or {}).items():

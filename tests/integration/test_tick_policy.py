@@ -87,7 +87,7 @@ def test_a_reading_that_disagrees_is_entered_once_with_both_figures(world: World
 
 
 def test_what_was_lost_and_what_was_asked_for_is_remembered(world: World) -> None:
-    """One session lost after an hour, one that ended well; and what jobs needed, each once, for four weeks."""
+    """One session lost after an hour, one that ended well, for four weeks; what jobs needed, each once, for one."""
     lost = world.up(world.submit("a", needs=Needs(vram_gb=12)))
     world.clock.now += 3600
     world.reconciler._observer().finish(
@@ -102,7 +102,12 @@ def test_what_was_lost_and_what_was_asked_for_is_remembered(world: World) -> Non
     count, lived = standing.losses(world.ledger, "pretend", "me", now)
     assert count == 1
     assert lived == pytest.approx(5400, abs=10)
-    assert Needs(vram_gb=12) in standing.asked_lately(world.ledger, now)
-    month_later = now + timedelta(days=29)
-    assert standing.losses(world.ledger, "pretend", "me", month_later) == (0, 0)
-    assert standing.asked_lately(world.ledger, month_later) == ()
+    for days, counts, asked in (
+        (0, True, True),
+        (6, True, True),
+        (8, True, False),
+        (29, False, False),
+    ):
+        later = now + timedelta(days=days)
+        assert bool(standing.losses(world.ledger, "pretend", "me", later)[0]) is counts
+        assert (Needs(vram_gb=12) in standing.asked_lately(world.ledger, later)) is asked

@@ -17,7 +17,7 @@ import pytest
 from freegpu.adapters.base import Capabilities, Offer, Window, WindowKind
 from freegpu.jobs.model import Accelerator, Estimate, Needs
 from freegpu.orchestrator import expectation, fitting, placement, quota, reserve, spots
-from freegpu.orchestrator.forecast import Job, Platform, Pool, World, engine, run
+from freegpu.orchestrator.forecast import Job, Platform, Pool, World, run
 from freegpu.orchestrator.forecast.purse import Purse
 from freegpu.orchestrator.model import (
     Action,
@@ -374,7 +374,7 @@ def test_a_job_that_waits_is_worked_out_once(counted: Callable[[Any, str], Count
     assert lengths.calls <= waits
 
 
-def test_the_demand_of_the_last_weeks_is_put_together_when_it_changes() -> None:
+def test_the_demand_of_the_last_days_is_put_together_when_it_changes() -> None:
     """The same tuple as long as no job came and none was too long ago."""
     given = world(2)
     jobs = [replace(job, needs=Needs(vram_gb=4 + at / 100)) for at, job in enumerate(given.jobs)]
@@ -387,7 +387,7 @@ def test_the_demand_of_the_last_weeks_is_put_together_when_it_changes() -> None:
             job.needs
             for job in given.jobs
             if job.arrives is not None
-            and timedelta(0) <= now - job.arrives <= timedelta(seconds=engine.LATELY_S)
+            and timedelta(0) <= now - job.arrives <= timedelta(seconds=reserve.ASKED_S)
         }
         assert set(snapshot.lately) == late
         return placement.decide(snapshot, now)

@@ -36,6 +36,7 @@ from freegpu.orchestrator.model import (
     Snapshot,
     StartSession,
 )
+from freegpu.orchestrator.reserve import ASKED_S
 from freegpu.orchestrator.spots import shape_of
 
 #: what decides; the real one is placement.decide
@@ -45,8 +46,6 @@ Policy = Callable[[Snapshot, datetime], Sequence[Action]]
 SPENT_S = 3600.0
 #: a policy is asked again at once after a refusal, so many times at most
 AGAIN = 12
-#: demand of so long ago is still shown, seconds
-LATELY_S = 28 * 86400.0
 
 
 def run(world: World, seed: int = 0, policy: Policy = placement.decide) -> Result:
@@ -60,7 +59,7 @@ class _Engine(Course):
         self.policy = policy
         self.refusals = self.moves = self.decisions = 0
         self.ticking = False
-        #: what the policy was told of the demand of the last weeks, after how many arrivals, and when the oldest was
+        #: what the policy was told of the demand of the last days, after how many arrivals, and when the oldest was
         self.told: tuple[Needs, ...] = ()
         self.told_of, self.oldest = -1, math.inf
 
@@ -137,9 +136,9 @@ class _Engine(Course):
         )
 
     def _lately(self) -> tuple[Needs, ...]:
-        """What was asked for in the last weeks; the same tuple as long as nothing changed."""
-        if self.told_of != self.arrivals or self.now - self.oldest > LATELY_S:
-            late = {needs: at for needs, at in self.asked.items() if self.now - at <= LATELY_S}
+        """What was asked for in the last days; the same tuple as long as nothing changed."""
+        if self.told_of != self.arrivals or self.now - self.oldest > ASKED_S:
+            late = {needs: at for needs, at in self.asked.items() if self.now - at <= ASKED_S}
             self.told, self.told_of = tuple(late), self.arrivals
             self.oldest = min(late.values(), default=math.inf)
         return self.told
