@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from freegpu import config
 from freegpu.cli.call import Call, Result
 from freegpu.cli.command import command
 from freegpu.cli.output import Output, ReaderGone
 from freegpu.cli.plain import Failure
 from freegpu.cli.text import safe
-from freegpu.errors import LedgerBusyError
+from freegpu.errors import FreeGPUError, LedgerBusyError
 
 if TYPE_CHECKING:
     from freegpu.orchestrator.views import Ticked
@@ -51,7 +52,8 @@ def up(call: Call) -> Result:
     ticks with exit code 0: agents that run go on without it. With --json it prints one line for each tick in which
     something happened.
     """
-    stop = threading.Event()
+    asked, stop = threading.Event(), threading.Event()
+    watch = _Settings(call)
     done = {"ticks": 0, "actions": 0, "errors": 0}
     broken: list[Exception] = []
 
@@ -65,18 +67,56 @@ def up(call: Call) -> Result:
         try:
             if ticked.actions or ticked.errors:
                 _tell(call, ticked)
+            if watch.changed():
+                stop.set()
         except (OSError, ReaderGone) as error:
             # nobody reads any more, or the disk is full: end as every other command does
             broken.append(error)
+            asked.set()
             stop.set()
 
-    with _stopped_by_signals(stop), call.workspace() as workspace:
-        from freegpu.orchestrator import daemon
+    with _stopped_by_signals(asked, stop):
+        while True:
+            with call.opened(watch.settings) as workspace:
+                from freegpu.orchestrator import daemon
 
-        daemon.run(workspace, stop=stop, on_tick=on_tick)
+                daemon.run(workspace, stop=stop, on_tick=on_tick)
+            if asked.is_set():
+                break
+            stop.clear()
+            watch.take()
+            if asked.is_set():  # between the two
+                stop.set()
     if broken:
         raise broken[0]
     return Result(data=done, show=lambda out: out.note("stopped; running agents go on"))
+
+
+class _Settings:
+    """The settings that `up` goes by; it takes new ones when the file has changed, as after `freegpu connect`."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.settings = call.settings
+        self._next = self.settings
+        self._fault = ""
+
+    def changed(self) -> bool:
+        """Whether the file says something else now. What is wrong with it is told once, and it is not taken."""
+        try:
+            self._next = config.load(self._call.environ)
+        except FreeGPUError as error:
+            if str(error) != self._fault:
+                self._call.out.warn(f"{error}; until then the settings of before hold")
+            self._fault = str(error)
+            return False
+        self._fault = ""
+        return self._next != self.settings
+
+    def take(self) -> None:
+        """Go by what `changed` found."""
+        self._call.out.note("the settings have changed, and hold from now on")
+        self.settings = self._next
 
 
 def _tell(call: Call, ticked: Ticked) -> None:
@@ -96,15 +136,16 @@ def _tell(call: Call, ticked: Ticked) -> None:
 
 
 @contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM ask to stop; the same again does what it always did."""
+def _stopped_by_signals(*events: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set these; the same again does what it always did."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, _: object) -> None:
-        stop.set()
+        for event in events:
+            event.set()
         signal.signal(number, previous[signal.Signals(number)])
 
     for number in previous:

@@ -148,7 +148,7 @@ def connect_platform(
     notes = []
     holder = current_holder(settings.home)
     if changed and holder is not None and "up" in holder.command.split():
-        notes.append(f"{holder} goes on with the platforms it began with: restart it")
+        notes.append(f"{holder} takes it in at its next tick")
     return PlatformConnected(
         platform=name,
         adapter=adapter,

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def run(workspace: Workspace, *, stop: threading.Event, on_tick: Callable[[Ticked], None]) -> None:
-    """Hold the orchestrator lock and tick every `tick_s` seconds until `stop` is set.
+    """Hold the orchestrator lock and tick every `tick_s` seconds until `stop` is set, which `on_tick` may do.
 
     One slow tick delays the next; ticks never overlap and missed ones are not made up for. A tick that
     fails is reported through `on_tick` and tried again. LedgerBusyError: another daemon holds the lock, or a

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from freegpu.errors import JobNotFoundError
 from freegpu.jobs import matrix
+from freegpu.jobs.after import refuse_circles
 from freegpu.jobs.lifecycle import JobState
 from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator import history
@@ -14,7 +15,7 @@ from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Waiting
 from freegpu.orchestrator.speeds import kin
 
-__all__ = ["matrices", "waiting"]
+__all__ = ["afters", "matrices", "waiting"]
 
 
 def matrices(jobs: Iterable[tuple[str, JobSpec]]) -> dict[str, list[str]]:
@@ -31,25 +32,14 @@ def waiting(
 ) -> tuple[Waiting, ...]:
     """The drafts (one a spec, in this order) with what they come after, and with the speed and length of their kin.
 
-    JobNotFoundError: one comes after a job that neither the ledger nor another draft is.
+    Errors as of `afters`.
     """
-    named: dict[str, list[str]] = {}
-    for spec, draft in zip(specs, drafts, strict=True):
-        for name in {spec.name, matrix.stem(spec.name, spec.cell)}:
-            named.setdefault(name, []).append(draft.id)
-    known: dict[str, list[str]] = {}
-
-    def first(text: str, name: str) -> list[str]:
-        if text not in known:
-            known[text] = named.get(text) or _open(ledger, text, name)
-        return known[text]
-
+    known = afters(ledger, specs, [draft.id for draft in drafts])
     book, _ = history.book(ledger)
     bundles: dict[str, str] = {}
     found = []
     for spec, draft in zip(specs, drafts, strict=True):
-        after = dict.fromkeys(id for text in spec.after for id in first(text, spec.name))
-        job = replace(draft, after=tuple(after))
+        job = replace(draft, after=known[draft.id])
         if book is not None:
             stem = matrix.stem(spec.name, spec.cell)
             if stem not in bundles:
@@ -57,6 +47,33 @@ def waiting(
             job = book.told(job, kin(spec.to_json(), bundles[stem]))
         found.append(job)
     return tuple(found)
+
+
+def afters(
+    ledger: Ledger, specs: Sequence[JobSpec], ids: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """For each of these ids (one a spec, in this order) the ids that must succeed before it begins.
+
+    JobNotFoundError: one comes after a job that neither the ledger nor another draft is; JobSpecError: they wait for
+    each other.
+    """
+    named: dict[str, list[str]] = {}
+    for spec, draft in zip(specs, ids, strict=True):
+        for name in {spec.name, matrix.stem(spec.name, spec.cell)}:
+            named.setdefault(name, []).append(draft)
+    known: dict[str, list[str]] = {}
+
+    def first(text: str, name: str) -> list[str]:
+        if text not in known:
+            known[text] = named.get(text) or _open(ledger, text, name)
+        return known[text]
+
+    found = {
+        draft: tuple(dict.fromkeys(id for text in spec.after for id in first(text, spec.name)))
+        for spec, draft in zip(specs, ids, strict=True)
+    }
+    refuse_circles(found, {draft: spec.name for spec, draft in zip(specs, ids, strict=True)})
+    return found
 
 
 def _open(ledger: Ledger, text: str, name: str) -> list[str]:

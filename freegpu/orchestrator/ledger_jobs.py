@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from sqlalchemy import func, or_
 from sqlmodel import col, delete, insert, select
 
-from freegpu.errors import InvalidTransitionError, JobNotFoundError, JobSpecError
+from freegpu.errors import InvalidTransitionError, JobNotFoundError
 from freegpu.jobs import matrix
+from freegpu.jobs.after import refuse_circles
 from freegpu.jobs.lifecycle import (
     JOB_TRANSITIONS,
     AttemptState,
@@ -138,15 +138,7 @@ def _resolve(w: Writing, new: Sequence[NewJob], ids: Sequence[str]) -> dict[str,
         for job_id, each in zip(ids, new, strict=True)
     }
     names = {job_id: each.spec.name for job_id, each in zip(ids, new, strict=True)}
-    try:
-        TopologicalSorter(afters).prepare()
-    except CycleError as error:
-        circle = " -> ".join(names.get(job_id, job_id) for job_id in error.args[1])
-        raise JobSpecError(
-            f"jobs wait for each other in a circle: {circle}",
-            hint="take one name out of `after`; an earlier job of the same name is named by its id",
-            field="freegpu.after",
-        ) from None
+    refuse_circles(afters, names)
     return afters
 
 

@@ -504,12 +504,21 @@ class Workspace:
     def dry_run(
         self, path: str | Path, *, overrides: Sequence[str] = (), environ: Mapping[str, str]
     ) -> DryRun:
-        """What submit would do, and where the jobs would go; changes nothing."""
+        """What submit would do, and where the jobs would go; changes nothing. Errors as of `submit`."""
+        from freegpu.orchestrator import drafts
+
         loaded = self._load(path, overrides, environ)
         plan = self._plan(loaded.specs[0])
         looking = self.reconciler
         snapshot, now = looking.snapshot(always=True), utc(self.clock)
         new = self._new(looking, loaded.specs, snapshot, now)
+        needed = drafts.afters(self.ledger, loaded.specs, [job.id for job in new])
+        held = [
+            f"it begins when {' and '.join(spec.after)} {'have' if len(spec.after) > 1 else 'has'} succeeded;"
+            " below stands where it would go now"
+            for spec, job in zip(loaded.specs, new, strict=True)
+            if needed[job.id]
+        ]
         queue = replace(snapshot, waiting=(*snapshot.waiting, *new))
         decisions, actions = asking.foreseen(
             self.ledger, queue, frozenset(job.id for job in new), now
@@ -524,6 +533,7 @@ class Workspace:
             specs=loaded.specs,
             notices=(
                 *loaded.notices,
+                *dict.fromkeys(held),
                 *_too_late(loaded.specs[0], now),
                 *(map(str, plan.skipped) if plan else ()),
             ),

@@ -24,6 +24,7 @@ from freegpu.orchestrator.spots import (
     Spot,
     SpotKind,
     blocked,
+    seconds_until,
     span_text,
 )
 from freegpu.orchestrator.turns import DOUBLING, Turn
@@ -150,7 +151,11 @@ class Witness:
             waiting=len(self._queue),
             ahead=at,
             before=tuple(entry[1].name for entry in self._queue[: min(at, NAMES)]),
-            rules=(_turn_rule(rank, job, self._sure.snapshot.goal), *rules),
+            rules=(
+                _turn_rule(rank, job, self._sure.snapshot.goal),
+                *_missed(job, scores, self._sure.now),
+                *rules,
+            ),
             work_s=ask.work_s,
             assumed=ask.assumed,
             scores=scores,
@@ -317,6 +322,21 @@ def _turn_rule(rank: Turn, job: Waiting, goal: str) -> str:
         return "goal makespan: whoever has the fewest places chooses first, then the longest"
     weight = f", priority {job.priority}" if job.priority else ""
     return f"the shortest remaining chooses first, by weight and age{weight}"
+
+
+def _missed(job: Waiting, scores: Sequence[Score], now: datetime) -> Iterator[str]:
+    """What becomes of a deadline that no place meets."""
+    if job.deadline is None:
+        return
+    left = seconds_until(job.deadline, now)
+    able = [score.finish_s for score in scores if score.feasible and score.finish_s is not None]
+    if left <= 0:
+        yield "its deadline has passed and counts no longer"
+    elif able and min(able) > left:
+        yield (
+            f"its deadline in {span_text(left)} will be missed: "
+            f"the soonest finish is expected in {span_text(min(able))}"
+        )
 
 
 def _spoke(board: Board, entry: Entry, ranked: Sequence[tuple[Spot, Outlook]]) -> Iterator[str]:

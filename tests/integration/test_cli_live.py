@@ -120,6 +120,43 @@ def test_up_is_one_a_home_and_ends_on_sigterm(home: Path, tmp_path: Path) -> Non
     assert "Traceback" not in output
 
 
+def test_up_goes_by_settings_that_change_while_it_runs(home: Path, tmp_path: Path) -> None:
+    """A platform that is added is used, a mistake in the file is told once and changes nothing."""
+    file = home / "freegpu.toml"
+    local = "tick_s = 0.5\n" + file.read_text()
+    file.write_text(local + "[platforms.local]\nenabled = false\n")
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "freegpu", "up"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environ(home),
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not answer(home, "status")["orchestrator"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        told = json.loads(freegpu(home, "submit", spec(tmp_path, "echo beside"), "--json").stdout)
+        job = told["data"]["jobs"][0]["id"]
+        file.write_text(local + "idel_s = 3\n")
+        time.sleep(1.5)
+        file.write_text(local)
+        while answer(home, "show", job)["job"]["state"] != "succeeded":
+            assert time.monotonic() < deadline + 60
+            time.sleep(0.2)
+        daemon.send_signal(signal.SIGTERM)
+        output, _ = daemon.communicate(timeout=60)
+    finally:
+        daemon.kill()
+        daemon.wait()
+    assert daemon.returncode == 0
+    assert output.count("there is no setting 'idel_s'") == 1
+    assert output.count("the settings have changed, and hold from now on") == 1
+    assert output.splitlines()[-1] == "stopped; running agents go on"
+    assert "Traceback" not in output
+
+
 def test_doctor_live_really_runs_a_job_and_leaves_nothing_behind(home: Path) -> None:
     """In a home of its own: the user's ledger has no such job, and no agent stays."""
     checks = {check["name"]: check for check in answer(home, "doctor", "local", "--live")["checks"]}

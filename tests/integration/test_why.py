@@ -14,6 +14,7 @@ import pytest
 from freegpu.adapters.base import Window, WindowKind
 from freegpu.adapters.wrappers import wrap
 from freegpu.agent import wire
+from freegpu.errors import JobNotFoundError
 from freegpu.jobs.lifecycle import JobState
 from freegpu.jobs.model import Accelerator, Estimate, Needs
 from freegpu.orchestrator.model import EntryKind, Score
@@ -333,3 +334,48 @@ def test_a_dry_run_is_decided_in_the_whole_queue_with_what_namesakes_showed(
     assert decision.before == ("before",)
     assert "train runs there" in at(decision, "pretend").fault
     assert found.requests == ()
+
+
+@pytest.mark.parametrize(
+    ("due_h", "says"),
+    [
+        (10, "its deadline in 10 h will be missed: the soonest finish is expected in 11 d"),
+        (400, ""),
+        (-1, "its deadline has passed and counts no longer"),
+    ],
+)
+def test_a_deadline_that_no_place_meets_is_told(asked: Asked, due_h: float, says: str) -> None:
+    """Before it runs and in the record; the L4 is half as fast again, and ten hours a week are theirs."""
+    due = asked.world.reconciler.now() + timedelta(hours=due_h)
+    job = asked.submit("late", 40, deadline=due)
+
+    def told(decision: Decision | None) -> str:
+        assert decision is not None
+        return next(
+            (rule for rule in decision.rules if "deadline in" in rule or "passed" in rule), ""
+        )
+
+    before = told(asked.workspace.why(job).now)
+    assert before.startswith(says)
+    assert bool(before) is bool(says)
+    asked.world.tick()
+    assert told(asked.workspace.why(job).placed) == before
+
+
+def test_a_dry_run_knows_what_a_job_comes_after_and_refuses_what_submit_refuses(
+    asked: Asked, tmp_path: Path
+) -> None:
+    """A name that nobody has is an error; a job that has not succeeded is waited for."""
+    vars(asked.workspace)["identity"] = asked.world.reconciler.identity
+    path = tmp_path / "job.yaml"
+
+    def notices(*after: str) -> tuple[str, ...]:
+        path.write_text(f"name: next\nrun: 'true'\nfreegpu: {{after: {list(after)}}}\n")
+        return asked.workspace.dry_run(path, environ={}).notices
+
+    with pytest.raises(JobNotFoundError, match="'next' waits for 'nope'"):
+        notices("nope")
+    asked.submit("first", 1)
+    asked.submit("second", 1)
+    [said] = notices("first", "second")
+    assert said.startswith("it begins when first and second have succeeded")
