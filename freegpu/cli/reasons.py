@@ -90,7 +90,7 @@ def _row(score: Score) -> Sequence[tables.Cell]:
     quota = ""
     if score.before_s is not None and score.after_s is not None:
         quota = f"{duration(score.before_s, days=False)} -> {duration(score.after_s, days=False)}"
-    finish: tables.Cell = "yes"
+    finish: tables.Cell = "length not known" if score.feasible else ""
     if score.finish_s is not None:
         waits = f", {duration(score.waits_s)} of it for quota" if score.waits_s else ""
         finish = (f"in {duration(score.finish_s)}{waits}", "good" if score.chosen else "")

@@ -81,7 +81,7 @@ def up(call: Call) -> Result:
                 from freegpu.orchestrator import daemon
 
                 daemon.run(workspace, stop=stop, on_tick=on_tick)
-            if asked.is_set():
+            if asked.is_set() or not stop.is_set():
                 break
             stop.clear()
             watch.take()

@@ -5,13 +5,14 @@ Each fault is a sentence for people. Which platforms a job may use, quotas and t
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from freegpu import cards
 from freegpu.adapters.base import Offer
 from freegpu.jobs.model import Accelerator, Needs
 
-__all__ = ["Shape", "card_fault", "either", "lack", "misfit", "shape_of", "vram_of"]
+__all__ = ["Shape", "card_fault", "either", "lack", "misfit", "round_down", "shape_of", "vram_of"]
 
 #: card, GB of it, GB of memory, CPUs and GB of disk beside it, what the PyTorch there was built for; spots of one shape
 #: fit the same jobs
@@ -35,12 +36,20 @@ def misfit(needs: Needs, shape: Shape) -> tuple[str, int]:
     if short == "vram":
         return f"needs {needs.vram_gb:g} GB, the card has {vram_of(card, vram_gb):g} GB", choice
     if short == "memory":
-        return f"needs {needs.memory_gb:g} GB of main memory, it has {memory_gb:g} GB", choice
+        return (
+            f"needs {needs.memory_gb:g} GB of main memory, it has {round_down(memory_gb)} GB",
+            choice,
+        )
     if short == "cpus":
         return f"needs {needs.cpus:g} CPUs, it has {cpus:g}", choice
     if short == "disk":
-        return f"needs {needs.disk_gb:g} GB of disk, it has {disk_gb:g} GB", choice
+        return f"needs {needs.disk_gb:g} GB of disk, it has {round_down(disk_gb)} GB", choice
     return "", choice
+
+
+def round_down(amount: float) -> str:
+    """An amount to one decimal, never more than there is: what is asked for by this word is there."""
+    return f"{math.floor(amount * 10) / 10:g}"
 
 
 def card_fault(needs: Needs, card: str, archs: tuple[str, ...]) -> tuple[str, int]:

@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from freegpu.jobs.model import Accelerator, Needs
 from freegpu.orchestrator import reserve
 from freegpu.orchestrator.expectation import Outlook, dust, too_short
+from freegpu.orchestrator.machines import round_down, vram_of
 from freegpu.orchestrator.model import Place
 from freegpu.orchestrator.spots import (
     LEAST_WORK_S,
@@ -52,14 +54,17 @@ def _changed(needs: Needs, changes: Collection[Change]) -> Needs:
 
 def _changes(needs: Needs, shape: Shape) -> Iterator[Change]:
     card, vram, memory, cpus, disk, _ = shape
-    if vram > 0 and needs.vram_gb > vram:
-        yield f"`vram: {vram:g}+`", lambda n: replace(n, vram_gb=vram)
-    if memory > 0 and needs.memory_gb > memory:
-        yield f"`memory: {memory:g}+`", lambda n: replace(n, memory_gb=memory)
-    if cpus > 0 and needs.cpus > cpus:
-        yield f"`cpus: {cpus:g}+`", lambda n: replace(n, cpus=cpus)
-    if disk > 0 and needs.disk_gb > disk:
-        yield f"`disk_size: {disk:g}`", lambda n: replace(n, disk_gb=disk)
+    # what is written is what is tried: 25.276 GB, as a machine may have, is not there once it was rounded up
+    lines: tuple[tuple[float, float, str, Callable[[float, Needs], Needs]], ...] = (
+        (vram_of(card, vram), needs.vram_gb, "vram: {}+", lambda x, n: replace(n, vram_gb=x)),
+        (memory, needs.memory_gb, "memory: {}+", lambda x, n: replace(n, memory_gb=x)),
+        (cpus, needs.cpus, "cpus: {}+", lambda x, n: replace(n, cpus=x)),
+        (disk, needs.disk_gb, "disk_size: {}", lambda x, n: replace(n, disk_gb=x)),
+    )
+    for has, wants, line, change in lines:
+        least = round_down(has)
+        if has > 0 and wants > has and float(least) > 0:
+            yield f"`{line.format(least)}`", partial(change, float(least))
     if needs.precision != "any":
         yield "`precision: any`", lambda n: replace(n, precision="any")
     if card:

@@ -7,6 +7,7 @@ what before it, and what would change that.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,13 @@ class Witness:
         scores[0] = replace(scores[0], chosen=True)
         kept = _once(scores)
         if told and job.id in self.decisions:
-            kept += [score for score in self.decisions[job.id].scores if not score.feasible]
+            # that its place is now taken is no news to the job which took it
+            here = (scores[0].platform, scores[0].card)
+            kept += [
+                score
+                for score in self.decisions[job.id].scores
+                if not score.feasible and (score.platform, score.card) != here
+            ]
             more = 0
         else:
             refused, more = self._refused(entry, {spot.offer.platform for spot, _ in ranked})
@@ -223,7 +230,25 @@ class Witness:
             lasts = [left for one in running if (left := _goes_on(one)) < math.inf]
             if lasts:
                 change = f"a place comes free in about {span_text(min(lasts))}"
+            if ahead := self._ahead(entry, spot):
+                who = (
+                    "1 job that fits there chooses"
+                    if len(ahead) == 1
+                    else f"{len(ahead)} jobs that fit there choose"
+                )
+                told = (change, f"{who} before it", _overtake(entry, ahead[0]))
+                change = "; ".join(filter(None, told))
         return replace(score, change=change)
+
+    def _ahead(self, entry: Entry, spot: Spot) -> list[Entry]:
+        """Who chooses before the job, fits there too, and has found no place either; the first to choose first."""
+        placed = {one.entry[1].id for takers in self._takers.values() for one in takers}
+        before = itertools.takewhile(lambda other: other is not entry, self._queue)
+        return [
+            other
+            for other in before
+            if other[3].choices[spot.number] is not None and other[1].id not in placed
+        ]
 
     def _place(self, login: Login) -> Place | None:
         return next((p for p in self._sure.places if (p.platform, p.account) == login), None)

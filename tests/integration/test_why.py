@@ -379,3 +379,53 @@ def test_a_dry_run_knows_what_a_job_comes_after_and_refuses_what_submit_refuses(
     asked.submit("second", 1)
     [said] = notices("first", "second")
     assert said.startswith("it begins when first and second have succeeded")
+
+
+@pytest.mark.parametrize("has", [25.276, 15.4999996, 64.0])
+@pytest.mark.parametrize("what", ["memory_gb", "disk_gb", "cpus"])
+def test_the_amount_that_would_let_it_in_does_let_it_in(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, has: float, what: str
+) -> None:
+    """Whatever odd amount a machine has: what `why` tells to write is never more than is there."""
+    words = {"memory_gb": "memory", "disk_gb": "disk_size", "cpus": "cpus"}
+    del asked.world.adapters["spark"]
+    platform = asked.world.platform
+    had: dict[str, Any] = {what: has}
+    offers = [replace(offer, **had) for offer in platform.offers()]
+    monkeypatch.setattr(platform, "offers", lambda: offers)
+    asks: dict[str, Any] = {what: 100.0}
+    score = at(asked.workspace.why(asked.submit("much", 1, needs=Needs(**asks))).now, "pretend")
+    written = score.change.partition(f"{words[what]}: ")[2].partition("`")[0].rstrip("+")
+    asks[what] = float(written)
+    assert has - 0.1 < asks[what] <= has
+    assert at(
+        asked.workspace.why(asked.submit("less", 1, needs=Needs(**asks))).now, "pretend"
+    ).feasible
+
+
+def test_when_a_place_comes_free_those_who_choose_before_are_told(asked: Asked) -> None:
+    """It is theirs first: how many, and the priority that would change it; that priority is tried."""
+    del asked.world.adapters["spark"]
+    asked.world.up(asked.world.ledger.job(asked.submit("runs", 2)))
+    asked.submit("next", 1)
+    job = asked.submit("last", 1)
+    change = at(asked.workspace.why(job).now, "pretend").change
+    assert change.startswith("a place comes free in about ")
+    assert "; 1 job that fits there chooses before it; `priority: 1` would let it" in change
+    other = asked.submit("other", 1, priority=1)
+    now = asked.workspace.why(other).now
+    assert now is not None
+    assert now.ahead == 0
+    assert "before it" not in at(now, "pretend").change
+
+
+def test_a_job_that_has_its_place_is_not_told_that_it_is_taken(asked: Asked) -> None:
+    """What would be decided of two alike: each has a place of its own, and no line that speaks of the other there."""
+    for name in ("one", "two"):
+        asked.submit(name, 1)
+    for name in ("one", "two"):
+        now = asked.workspace.why(name).now
+        assert now is not None
+        assert now.chosen is not None
+        lines = [(score.platform, score.card) for score in now.scores]
+        assert lines.count((now.chosen.platform, now.chosen.card)) == 1
