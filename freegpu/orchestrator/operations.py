@@ -431,9 +431,11 @@ class Workspace:
     ) -> Submitted:
         """Read a job spec, pack its working folder, and put its jobs into the ledger. Does not tick.
 
-        JobSpecError, WorkdirError: nothing was submitted.
+        JobSpecError, WorkdirError, ForeignStoreError: nothing was submitted.
         """
         loaded = self._load(path, overrides, environ)
+        # a store that is away comes back, and jobs may wait for it; one that is somebody else's does not become ours
+        self._why_away()
         first = loaded.specs[0]
         with submission_lock(self.settings.home, alone=False):
             info, notices = self._pack(first, on_progress)

@@ -151,8 +151,9 @@ def test_a_store_of_another_home_is_refused_by_name(spoilt: Any, tmp_path: Path)
     """Two homes cannot share a store; whose it is and who set it is said, and the first one keeps it."""
     assert inside(spoilt, ["init"], {"FREEGPU_STORE": str(tmp_path / "store")})[0] == 0
     other = {"FREEGPU_HOME": str(tmp_path / "other"), "FREEGPU_STORE": str(tmp_path / "store")}
-    for words in (["init"], PACK):
+    for words in (["init"], PACK, ASK):
         refused(spoilt, words, "foreign_store", ("belongs to home h-",), "FREEGPU_STORE", other)
+    assert spoilt.types("jobs", "--json", env=other).json["data"]["jobs"] == []
     assert inside(spoilt, PACK, {"FREEGPU_STORE": str(tmp_path / "store")})[0] == 0
 
 
