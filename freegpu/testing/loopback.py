@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -97,8 +98,14 @@ class LoopbackAdapter:
         known = cards.find(card)
         if known is None:
             raise ConfigError(f"platform {name}: no card is called {card!r}")
-        if count < 1 or max_concurrent < 1:
-            raise ConfigError(f"platform {name}: count and max_concurrent are at least 1")
+        for option, value, least in (
+            ("count", count, 1),
+            ("max_concurrent", max_concurrent, 1),
+            ("vram_gb", vram_gb, 0),
+            ("session_limit_s", session_limit_s, 0),
+            ("start_delay_s", start_delay_s, 0),
+        ):
+            _refuse_odd(name, option, value, least)
         self.name = name
         self.account = account
         self.card = known.name
@@ -391,6 +398,17 @@ class LoopbackAdapter:
         )
 
 
+def _refuse_odd(name: str, option: str, value: object, least: int) -> None:
+    """ConfigError: not a number, or too small; `least` is whole where the option counts something, from 1."""
+    kind, words = (int, "whole number") if least else ((int, float), "number of seconds or GB")
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+        raise ConfigError(
+            f"platform {name}: {option} is {value!r}", hint=f"it takes a {words}, at least {least}"
+        )
+
+
 def _window(name: str, declared: Mapping[str, Any] | None) -> Window | None:
     if declared is None:
         return None
@@ -400,4 +418,12 @@ def _window(name: str, declared: Mapping[str, Any] | None) -> Window | None:
         raise ConfigError(
             f"platform {name}: its window knows no {unknown[0]!r}", hint=", ".join(sorted(known))
         )
+    kinds = [kind.value for kind in WindowKind]
+    if declared.get("kind") not in kinds:
+        raise ConfigError(
+            f"platform {name}: the kind of its window is {declared.get('kind')!r}",
+            hint=f"known: {', '.join(kinds)}",
+        )
+    for option in ("limit_s", "period_s", "reset_offset_s"):
+        _refuse_odd(name, f"its window's {option}", declared.get(option), 0)
     return Window(**{"source": "declared", **declared, "kind": WindowKind(declared["kind"])})

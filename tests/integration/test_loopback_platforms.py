@@ -383,7 +383,16 @@ def test_a_fault_that_does_not_exist_is_refused(make: Make) -> None:
     [
         ({"crad": "T4"}, "unknown option 'crad'"),
         ({"card": "T5000"}, "no card is called 'T5000'"),
-        ({"count": 0}, "at least 1"),
+        ({"count": 0}, "count is 0"),
+        ({"count": "x"}, "count is 'x'"),
+        ({"count": 1.5}, "count is 1.5"),
+        ({"max_concurrent": True}, "max_concurrent is True"),
+        ({"session_limit_s": -5}, "session_limit_s is -5"),
+        ({"start_delay_s": float("inf")}, "start_delay_s is inf"),
+        ({"vram_gb": "16"}, "vram_gb is '16'"),
+        ({"window": {"limit_s": 3}}, "the kind of its window is None"),
+        ({"window": {"kind": "weekly"}}, "the kind of its window is 'weekly'"),
+        ({"window": {"kind": "rolling", "limit_s": "3 h"}}, "its window's limit_s is '3 h'"),
         ({"window": {"kind": "fixed_weekly", "limits": 3}}, "knows no 'limits'"),
     ],
 )
