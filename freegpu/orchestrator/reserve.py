@@ -17,8 +17,9 @@ from freegpu.orchestrator.spots import NEVER_S, Ask, Login, Spot, SpotKind, span
 
 __all__ = ["ASKED_S", "Claim", "allowance", "cost", "kept", "most_work", "price"]
 
-#: how much the time in which quota comes back counts against the time to finish, when many jobs want it
-PRICE = 0.3
+#: how much the time in which quota comes back counts against the time to finish, when many jobs want it: in full. With 0.3
+#: the benchmark's jobs took fast cards that cost more quota a job, and those behind them waited for its return
+PRICE = 1.0
 #: so many other jobs that wait or run make the price whole; a lone job pays none, for nobody else wants the quota. With so
 #: many, rare memory is kept, too
 MANY = 5
@@ -63,7 +64,9 @@ def price(units: float, spot: Spot, others: int) -> float:
     if units <= 0 or not 0 < limit < math.inf:
         return 0.0
     wanted = min(1.0, others / MANY)
-    return PRICE * wanted * units * (spot.budget.period_s or NEVER_S) / limit
+    # others take the slots beside it, and share what the session takes
+    share = units / max(1, spot.offer.count)
+    return PRICE * wanted * share * (spot.budget.period_s or NEVER_S) / limit
 
 
 def allowance(spot: Spot, claim: Claim, sole: Collection[Login]) -> float:

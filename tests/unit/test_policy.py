@@ -244,6 +244,22 @@ def test_the_price_of_quota_breaks_what_time_leaves_nearly_open() -> None:
     assert chosen(mine, places=(scarce, free)) == ["scarce"], "a lone job pays nothing"
 
 
+def test_of_a_session_with_two_cards_each_job_pays_half() -> None:
+    """Others fill the second slot, so a pair of T4 does more for an hour of quota than a card that is a little faster."""
+    single = offer("weekly", "P100", pool="gpu")
+    double = offer("weekly", "T4", count=2, pool="gpu")
+    both = place(
+        single, double, platform="weekly", balances=(balance("weekly", limit_h=30, resets_h=100),)
+    )
+    mine, others = hours("a", 4), tuple(hours(f"b{n}", 20 + n, seq=n + 2) for n in range(5))
+
+    def card(*waiting: Waiting) -> str:
+        return starts(Snapshot(waiting=waiting, places=(both,)))[0][1]
+
+    assert card(mine) == "P100", "a lone job goes where it ends first"
+    assert card(mine, *others) == "T4"
+
+
 def test_a_rest_of_quota_is_not_worth_a_start_unless_the_job_ends_in_it() -> None:
     """A rolling quota comes back bit by bit; each bit would be mostly start."""
     bit = metered("bit", kind=WindowKind.ROLLING, limit_h=30, used_h=29.5, resets_h=1)
