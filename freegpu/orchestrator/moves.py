@@ -2,21 +2,24 @@
 
 Shortest first would be unfair to nobody if jobs came in that order; they do not, so a job that came later may take the
 slot of one that has three times as long to go: it saves, goes back into the queue, and loses a checkpoint's time. At
-most one slot a newcomer, never from a job that has just begun or whose deadline can still be met.
+most one slot a newcomer, never from a job that has just begun or whose deadline can still be met, and on counted quota
+never from one with no other home to one that has: the benchmark's last jobs had lost their credits that way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from freegpu import cards
+from freegpu.jobs.model import Needs
 from freegpu.orchestrator.model import Action, Assignment, Move, Running, Waiting
 from freegpu.orchestrator.spots import (
     Ask,
     Kind,
+    Login,
     Shape,
     Spot,
     SpotKind,
@@ -46,6 +49,8 @@ class _Lane:
     heavy_s: float
     #: what its machine is, for who fits it
     shape: Shape
+    #: its job runs nowhere else, and the quota there is counted
+    only: bool
 
 
 def keep_open(spots: Iterable[Spot], running: Iterable[Running]) -> None:
@@ -62,12 +67,16 @@ def keep_open(spots: Iterable[Spot], running: Iterable[Running]) -> None:
 
 
 def find(
-    waiting: Iterable[tuple[Waiting, Ask, bool]],
+    waiting: Iterable[tuple[Waiting, Ask, bool, Collection[Login]]],
     running: Iterable[Running],
+    homes: Callable[[Needs], Collection[Login]],
     now: datetime,
 ) -> list[Action]:
-    """Which slots pass on to which of the jobs that found no place: (job, its ask, endangered)."""
-    lanes = _lanes(running, now)
+    """Which slots pass on to which of the jobs that found no place: (job, its ask, endangered, its homes).
+
+    `homes`: where jobs with these needs run at a speed worth it.
+    """
+    lanes = _lanes(running, homes, now)
     there = {lane.running.offer.card for lane in lanes}
     #: class of work -> the greatest speed of all cards there
     fastest: dict[str, float] = {}
@@ -75,7 +84,7 @@ def find(
     failed: dict[tuple[Kind, int, bool], float] = {}
     theirs = {lane.running.job.id for lane in lanes}
     found: list[Action] = []
-    for job, ask, pressed in waiting:
+    for job, ask, pressed, its in waiting:
         if not lanes:
             break
         times = TIMES_ENDANGERED if pressed else TIMES
@@ -92,7 +101,7 @@ def find(
                 fastest[workload] = max(cards.speed(card, workload) for card in there)
             if lanes[0].heavy_s < times * (ask.work_s / fastest[workload]) / heft:
                 continue
-        lane = _gives_way(lanes, job, ask, times)
+        lane = _gives_way(lanes, job, ask, times, len(its) == 1)
         if lane is None:
             if not ask.speeds and job.id not in theirs:
                 failed[alike] = ask.work_s
@@ -110,14 +119,18 @@ def find(
     return found
 
 
-def _gives_way(lanes: Sequence[_Lane], job: Waiting, ask: Ask, times: float) -> _Lane | None:
-    """The lane whose job has the most to go, of those that may pass to this one."""
+def _gives_way(
+    lanes: Sequence[_Lane], job: Waiting, ask: Ask, times: float, only: bool
+) -> _Lane | None:
+    """The lane whose job has the most to go, of those that may pass to this one; `only`: it has one home."""
     heft, kind = weight(job.priority), ask.kind
     least = times * (LEAST_H * 3600) / heft
     takes: dict[str, float] = {}
     for lane in lanes:
         if lane.heavy_s < least:
             return None
+        if lane.only and not only:
+            continue
         running = lane.running
         card = running.offer.card
         took = takes.get(card)
@@ -135,7 +148,9 @@ def _gives_way(lanes: Sequence[_Lane], job: Waiting, ask: Ask, times: float) -> 
     return None
 
 
-def _lanes(running: Iterable[Running], now: datetime) -> list[_Lane]:
+def _lanes(
+    running: Iterable[Running], homes: Callable[[Needs], Collection[Login]], now: datetime
+) -> list[_Lane]:
     found = []
     for one in running:
         if one.held_s < HELD_S or one.offer.sealed:
@@ -145,7 +160,8 @@ def _lanes(running: Iterable[Running], now: datetime) -> list[_Lane]:
             continue
         left = _left(one)
         heavy = left / weight(one.job.priority)
-        found.append(_Lane(one, left, heavy, shape_of(one.offer)))
+        only = bool(one.offer.pool) and len(homes(one.job.needs)) == 1
+        found.append(_Lane(one, left, heavy, shape_of(one.offer), only))
     return sorted(found, key=lambda lane: (-lane.heavy_s, lane.running.session, lane.running.slot))
 
 

@@ -60,11 +60,13 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
     passed: list[Action] = []
     if snapshot.goal == "jct" and snapshot.running:
         rest = (
-            (job, ask, fit.paces is not None and endangered(job, ask, fit.paces, now))
+            (job, ask, fit.paces is not None and endangered(job, ask, fit.paces, now), fit.homes)
             for _, job, ask, fit in queue
             if job.id not in placed
         )
-        passed += moves.find(rest, snapshot.running, now)
+        passed += moves.find(
+            rest, snapshot.running, lambda needs: board.fitting.of(needs).homes, now
+        )
     if witness is not None:
         witness.ends(passed)
     return [*board.assigned, *(started.action() for started in board.started), *passed]

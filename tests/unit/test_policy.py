@@ -355,6 +355,22 @@ def test_a_slot_passes_to_a_job_three_times_shorter() -> None:
     assert not moves(lane(5.9), hours("short", 2))
 
 
+def test_the_only_home_of_a_job_passes_to_no_job_that_has_others() -> None:
+    """Its quota would be spent on work that runs elsewhere, and the job would wait for the next month."""
+    paid, weekly = metered("paid", "L4", limit_h=10, used_h=9.9), metered("weekly", used_h=30)
+    lane_of = lane(20, job=hours("long", 20, needs=BIG), offer=paid.offers[0])
+
+    def moved(newcomer: Waiting, at: Running) -> list[str]:
+        snapshot = Snapshot(waiting=(newcomer,), running=(at,), places=(paid, weekly))
+        return [a.assignment.job for a in decide(snapshot, NOW) if isinstance(a, Move)]
+
+    assert moved(hours("short", 1), lane_of) == []
+    assert moved(hours("short", 1, needs=BIG), lane_of) == ["short"]
+    assert moved(hours("short", 1), replace(lane_of, job=hours("long", 20))) == ["short"]
+    free = replace(lane_of, offer=replace(lane_of.offer, pool=""))
+    assert moved(hours("short", 1), free) == ["short"], "nothing is spent there"
+
+
 def test_only_one_job_gets_it() -> None:
     """The shortest."""
     (move,) = moves(lane(9), hours("b", 2, seq=1), hours("c", 1, seq=2))
