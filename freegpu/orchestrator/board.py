@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
@@ -143,7 +143,7 @@ class Board:
     taken: int = 0
     #: open spots that suit, by the identity of what `fitting` remembers for some needs
     _suited: dict[int, list[tuple[Spot, int]]] = field(default_factory=dict)
-    _claims: dict[tuple[frozenset[Login], bool], reserve.Claim] = field(default_factory=dict)
+    _claims: dict[tuple[frozenset[Login], bool, bool], reserve.Claim] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> Board:
@@ -215,11 +215,25 @@ class Board:
     def claim(self, job: Waiting, ask: Ask, fit: Fit) -> reserve.Claim:
         """What the job may take of what is kept."""
         presses = fit.paces is not None and urgent(job, ask, fit.paces, self.now)
-        found = self._claims.get((fit.homes, presses))
+        found = self._claim(fit.homes, presses, spared=False)
+        if self.others >= reserve.FEW:
+            return found
+        # looking must not change what is decided: a fit remembers what was looked at
+        look = replace(fit, spots=list(fit.spots), most=dict(fit.most))
+        if self.ranked(ask, look, found):
+            return found
+        return self._claim(fit.homes, presses, spared=True)
+
+    def _claim(self, homes: frozenset[Login], presses: bool, *, spared: bool) -> reserve.Claim:
+        found = self._claims.get((homes, presses, spared))
         if found is None:
-            found = reserve.Claim(homes=fit.homes, urgent=presses)
-            self._claims[fit.homes, presses] = found
+            found = reserve.Claim(homes=homes, urgent=presses, spared=spared)
+            self._claims[homes, presses, spared] = found
         return found
+
+    def keepers(self, claim: reserve.Claim) -> frozenset[Login]:
+        """Platforms that keep an even share from this job, unless they are its only home."""
+        return self.sole if claim.spared else self.rare
 
     @cached_property
     def others(self) -> int:
@@ -228,15 +242,16 @@ class Board:
 
     @cached_property
     def sole(self) -> frozenset[Login]:
-        """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice.
-
-        With a queue beside it, also what has memory like nobody else: the benchmark's last jobs were those that came
-        after others had spent it.
-        """
+        """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
         jobs = [job.needs for job in self.snapshot.waiting]
         jobs += [running.job.needs for running in self.snapshot.running]
-        found = self.fitting.sole(jobs) | self.fitting.sole_lately(self.snapshot.lately)
-        return found | self.fitting.largest if self.others >= reserve.MANY else found
+        return self.fitting.sole(jobs) | self.fitting.sole_lately(self.snapshot.lately)
+
+    @cached_property
+    def rare(self) -> frozenset[Login]:
+        """The same, and what has memory like nobody else: the benchmark's last jobs were those that came after others had
+        spent it."""
+        return self.sole | self.fitting.largest
 
     def fit(self, kind: Kind) -> Fit:
         """What fits jobs of this kind; looked at once, by shape."""
@@ -287,7 +302,7 @@ class Board:
             return outlook.but(
                 f"a person must start the session: freegpu cell {spot.offer.platform}"
             )
-        return outlook.but(reserve.kept(spot, claim, self.sole))
+        return outlook.but(reserve.kept(spot, claim, self.keepers(claim)))
 
     def _allowed(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook | None:
         """The same if the job may have it, else None: nobody asks for most reasons."""
@@ -295,10 +310,10 @@ class Board:
             return None
         units = reserve.cost(ask, spot)
         if units > 0:
-            whose = (claim.homes, claim.urgent)
+            whose = (claim.homes, claim.urgent, claim.spared)
             allowed = spot.allowances.get(whose)
             if allowed is None:
-                allowed = reserve.allowance(spot, claim, self.sole)
+                allowed = reserve.allowance(spot, claim, self.keepers(claim))
                 spot.allowances[whose] = allowed
             if units > allowed:
                 return None
@@ -306,9 +321,10 @@ class Board:
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
         """The longest job of this kind that is still let in anywhere."""
+        keepers = self.keepers(claim)
         return (
             max(
-                reserve.most_work(ask, spot, claim, self.sole)
+                reserve.most_work(ask, spot, claim, keepers)
                 for spot, _ in fit.spots
                 if not spot.attended
             )

@@ -1,8 +1,8 @@
 """How much of a quota a job may take: what is kept for jobs that have no other home. Pure.
 
-A platform that is some job's only home keeps an even share of its window for such jobs. Quota that could not be burned
-before it expires is free to all. Credits that stay are for urgent jobs and for those with no other home. What counts is
-one session's quota, not the whole job's: a long job is not locked out; of a session that lives, the time for which the job
+A platform that is some job's only home, or has memory like no other, keeps an even share of its window for jobs with no
+other home. Quota that could not be burned before it expires is free to all. Credits that stay are for urgent jobs and for
+those with no other home. What counts is one session's quota, not the whole job's: a long job is not locked out; of a session that lives, the time for which the job
 would keep it open. For short jobs that might come nothing is kept: a tenth for them locked a lone job out of small
 quotas, and brought nothing in the benchmark.
 """
@@ -20,12 +20,13 @@ __all__ = ["ASKED_S", "Claim", "allowance", "cost", "kept", "most_work", "price"
 #: how much the time in which quota comes back counts against the time to finish, when many jobs want it: in full. With 0.3
 #: the benchmark's jobs took fast cards that cost more quota a job, and those behind them waited for its return
 PRICE = 1.0
-#: so many other jobs that wait or run make the price whole; a lone job pays none, for nobody else wants the quota. With so
-#: many, rare memory is kept, too
+#: so many other jobs that wait or run make the price whole; a lone job pays none, for nobody else wants the quota
 MANY = 5
 #: something is kept for jobs like those that came within so long, seconds. With four weeks a month's credits lay idle to
 #: the end of queues that had got no such job for long
 ASKED_S = 7 * 86400.0
+#: with fewer than so many, a job that could begin nowhere else gets what is kept of rare memory for jobs that may come
+FEW = 2
 #: what is said of credits that a job may not have
 CREDITS = "credits that do not come back are kept for urgent jobs and those with no other home"
 
@@ -37,6 +38,8 @@ class Claim:
     #: the platforms where it could run at a speed worth it
     homes: Collection[Login]
     urgent: bool
+    #: it could begin nowhere else now, and hardly anybody else is there: nothing is kept from it for jobs that may come
+    spared: bool = False
 
 
 def cost(ask: Ask, spot: Spot) -> float:
@@ -72,7 +75,7 @@ def price(units: float, spot: Spot, others: int) -> float:
 def allowance(spot: Spot, claim: Claim, sole: Collection[Login]) -> float:
     """The most quota that one session may take there for this job, seconds at rate 1.
 
-    `sole`: platforms that are the only home of some job that waits, runs or was submitted lately.
+    `sole`: platforms that keep something for jobs whose only home they are.
     """
     return _rule(spot, claim, sole)[0]
 

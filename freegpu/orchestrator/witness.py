@@ -201,7 +201,7 @@ class Witness:
         if taker is not None and spot.gone:
             return replace(score, change=_overtake(entry, taker.entry))
         claim, place = board.claim(job, ask, fit), self._place(spot.login)
-        change = remedies.of_spot(ask, spot, outlook, place, claim, board.sole, board.now)
+        change = remedies.of_spot(ask, spot, outlook, place, claim, board.keepers(claim), board.now)
         return replace(score, change=change)
 
     def _taker(self, spot: Spot) -> _Taker | None:
@@ -385,7 +385,7 @@ def _spoke(board: Board, entry: Entry, ranked: Sequence[tuple[Spot, Outlook]]) -
     budget = spot.budget
     if (
         spot.kind is SpotKind.NEW
-        and spot.login in board.sole
+        and spot.login in board.rare
         and budget.refill_in_s is not None
         and budget.left_s < math.inf
         and budget.left_s >= budget.burn * budget.refill_in_s
@@ -393,11 +393,13 @@ def _spoke(board: Board, entry: Entry, ranked: Sequence[tuple[Spot, Outlook]]) -
         yield "what is left of that quota could not be burned before it expires, so it is free to all"
     elif spot.kind is not SpotKind.LIVE and spot.offer.pool:
         claim, units = board.claim(job, ask, fit), reserve.cost(ask, spot)
-        if units > reserve.allowance(spot, reserve.Claim(homes=(), urgent=False), board.sole):
+        if units > reserve.allowance(spot, reserve.Claim(homes=(), urgent=False), board.rare):
             if spot.login in fit.homes and len(fit.homes) == 1:
                 yield "it gets quota that is kept for such as have no other home"
             elif claim.urgent:
                 yield "its deadline presses, so it gets quota that is kept from other jobs"
+            elif claim.spared:
+                yield "it could begin nowhere else and hardly anybody else is there, so it gets quota that is kept for jobs that may come"
     if ask.assumed and spot.offer.pool and spot.kind is SpotKind.NEW:
         yield "its length is not known, so quota for a whole session is set aside"
 
