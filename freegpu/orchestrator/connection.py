@@ -145,6 +145,9 @@ def connect_platform(
         merged.update({"account": signed_in} if signed_in else {})
         told = {"adapter": adapter, **dict.fromkeys(kept), **merged, "store": seen or None}
         changed = set_platform(settings.home, name, told)
+        if name not in workspace.ledger.first_seen():
+            # from now on its quota is ours to use, and `report` counts what expires
+            workspace.ledger.record("platform.connected", f"by {adapter}", platform=name)
     notes = []
     holder = current_holder(settings.home)
     if changed and holder is not None and "up" in holder.command.split():

@@ -776,7 +776,9 @@ class Workspace:
 
         now = utc(self.clock)
         windows = {name: adapter.windows for name, adapter in self.adapters.items()}
-        return retrospect.look_back(self.ledger, windows, now - timedelta(weeks=weeks), now)
+        at_once = {n: adapter.capabilities.max_concurrent for n, adapter in self.adapters.items()}
+        since = now - timedelta(weeks=weeks)
+        return retrospect.look_back(self.ledger, windows, since, now, at_once)
 
     def why(self, job: str, *, now: bool = False) -> Why:
         """Why a job is where it is: the record of the decision that placed it, and for one that waits what holds now.

@@ -71,6 +71,18 @@ def test_an_account_is_connected_under_its_own_name(
     assert code == 0, (out, err)
 
 
+def test_what_expired_before_it_was_connected_is_not_counted(shell: Shell) -> None:
+    """A month is looked at, the account is connected now: its weekly quotas were not ours to use."""
+    assert shell("connect", "kaggle")[0] == 0
+    code, document, _ = shell("report", "--weeks", "4", "--json")
+    assert code == 0
+    assert document["data"]["pools"] == []
+    assert any(
+        "kaggle gpu: what expired before" in words and words.endswith("freegpu first knew of it")
+        for words in document["data"]["unknown"]
+    )
+
+
 def test_another_account_is_taken_by_connecting_it_and_not_by_itself(
     server: KaggleServer, shell: Shell, tmp_path: Path
 ) -> None:
