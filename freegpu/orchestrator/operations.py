@@ -63,6 +63,7 @@ from freegpu.orchestrator.views import (
     JobView,
     LogChunk,
     Pulled,
+    PulledMatrix,
     Status,
     StoreReport,
     Submitted,
@@ -888,6 +889,14 @@ class Workspace:
             into=into,
             partial=partial,
         )
+
+    def pull_matrix(
+        self, name: str, into: Path | None, *, force: bool = False
+    ) -> PulledMatrix | None:
+        """Bring the outputs of all cells of a matrix, a folder each; None: no matrix has this name. NotReadyError."""
+        from freegpu.orchestrator import matrix_pull
+
+        return matrix_pull.pull(self.ledger, lambda: self.store, name.strip(), into, force=force)
 
     def checkpoints(self, job: str) -> Generations:
         """Every checkpoint of a job that the ledger or the store knows of. SharedStoreError."""
