@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import time
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -84,6 +85,12 @@ def test_a_sweep_runs_and_its_results_are_a_table(user: Any) -> None:
     person = user.ok("results", "sweep").out.splitlines()
     assert person[0].split() == ["JOB", "LR", "SEED", "STATE", "WHERE", "RAN", "PROGRESS", "loss"]
     assert len(person) == 5
+    # each ran for less than a second, and all the same they tell how long such cells take: not an hour of a T4
+    planned = user.ok("plan", file, "--runs", "4", "--json").json["data"]
+    begin = datetime.fromisoformat(planned["begin"])
+    done = [datetime.fromisoformat(job["finish"]["middle"]) for job in planned["jobs"]]
+    assert len(done) == 4
+    assert max(done) < begin + timedelta(minutes=10)
 
 
 def test_a_failed_cell_holds_up_what_comes_after_and_a_matrix_is_retried_by_its_name(
