@@ -11,6 +11,7 @@ from freegpu.cli.call import Call, Result, failure
 from freegpu.cli.command import command
 from freegpu.cli.output import Output
 from freegpu.cli.text import count, safe, size
+from freegpu.errors import NotReadyError
 
 if TYPE_CHECKING:
     from freegpu.orchestrator.views import Pulled, PulledMatrix
@@ -75,14 +76,15 @@ def _matrix(pulled: PulledMatrix) -> Result:
             for name in cell.files:
                 out.line(safe(Path(cell.into or ".") / name))
         files, whole = sum(len(cell.files) for cell in pulled.cells), 0
+        failed = any(error.code != NotReadyError.code for error in pulled.errors)
         for cell in pulled.cells:
             whole += bool(cell.attempt) and not cell.partial
             if cell.partial:
                 out.warn(
                     f"{safe(cell.name)} is {cell.state}: what attempt {cell.attempt} left, not its result"
                 )
-            elif not cell.attempt and cell.state == "succeeded":
-                out.warn(f"{safe(cell.name)} has succeeded; no outputs of it are here")
+            elif not (cell.attempt or failed) and cell.state == "succeeded":
+                out.warn(f"{safe(cell.name)} has succeeded, but wrote no outputs")
         total = sum(cell.size for cell in pulled.cells)
         out.note(
             f"{count(files, 'file')}, {size(total)}: results of {whole} of {count(len(pulled.cells), 'job')}"
