@@ -5,6 +5,7 @@ No traceback reaches a user unless `--debug` asks for it. Exit codes: docs/refer
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -121,6 +122,8 @@ def _explain(call: Call, error: Exception, *, debug: bool) -> int:
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""
         hint = "" if debug else "run again with --debug to see where it happened"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "free some space there, or write to another place"
         message = f"{error.strerror.lower()}{where}"
         return call.fail(Failure(code="os", message=message, hint=hint), INTERNAL)
     words = " ".join(str(error).split())[:200]

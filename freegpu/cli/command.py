@@ -55,6 +55,17 @@ def common_options(function: F) -> F:
     )(function)
 
 
+class _Command(click.Command):
+    """A command whose errors of usage always know which command it was: the parser's own do not."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
 def command(name: str, *, example: str) -> Callable[[Callable[..., Result]], click.Command]:
     """Declare a command. Its function gets the Call first, then its options by name.
 
@@ -72,6 +83,7 @@ def command(name: str, *, example: str) -> Callable[[Callable[..., Result]], cli
         lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
         return click.command(
             name.split()[-1],
+            cls=_Command,
             epilog=f"\b\nExample:\n{lines}",
             context_settings={"help_option_names": ["-h", "--help"]},
         )(common_options(wrapped))

@@ -167,7 +167,7 @@ def read(path: Path) -> str:
     """The text of a file. JobSpecError: missing, a folder, unreadable, too large or not UTF-8."""
     where = one_line(str(path))
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise JobSpecError("there is no such file", hint=_neighbours(path), path=where) from None
@@ -189,6 +189,13 @@ def read(path: Path) -> str:
         message = f"byte {data[error.start]:#04x} is not UTF-8"
         hint = "save the file as UTF-8"
         raise JobSpecError(message, hint=hint, path=where, line=line) from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting: a named pipe that nobody writes into would hold a command up for ever, without a word."""
+    found = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(found, True)
+    return found
 
 
 def _neighbours(path: Path) -> str:

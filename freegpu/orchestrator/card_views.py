@@ -178,6 +178,7 @@ def _by_job(rates: Sequence[Rate], card: str) -> dict[str, list[Rate]]:
     """The last observations of each job on a card, oldest first."""
     found: dict[str, list[Rate]] = {}
     for rate in sorted(rates, key=lambda rate: rate.at):
-        if rate.card == card and rate.steps_per_s > 0:
+        # a run of seconds is start-up, which no card makes faster
+        if rate.card == card and rate.steps_per_s > 0 and not rate.short:
             found.setdefault(rate.job, []).append(rate)
     return {job: each[-LAST:] for job, each in found.items()}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from freegpu import config
 from freegpu.adapters import registry
 from freegpu.adapters.base import Adapter, Diagnosed, Finding, Rules
+from freegpu.adapters.stores import orchestrator_only
 from freegpu.agent.stores.base import Store, StoreError
 from freegpu.config import PlatformSettings, Settings
 from freegpu.errors import ConfigError, LedgerBusyError, SharedStoreError
@@ -108,9 +109,11 @@ def connect_platform(
 ) -> PlatformConnected:
     """Use this platform from now on. Options that are None are taken out of its table.
 
-    `accept`: the names of rules that the person has accepted. ConfigError: the options cannot be meant, a second
-    account, or rules that were not accepted; nothing was changed then.
+    `store`: how its sessions see the store; "": as it is seen here; None: as was said before. `accept`: the names of rules
+    that the person has accepted. ConfigError: the options or the store cannot be meant, a second account, or rules that
+    were not accepted; nothing was changed then.
     """
+    store = None if store is None else _seen(store)
     settings = workspace.settings
     config.check_platform_name(name)
     before = settings.platforms.get(name)
@@ -145,6 +148,9 @@ def connect_platform(
         merged.update({"account": signed_in} if signed_in else {})
         told = {"adapter": adapter, **dict.fromkeys(kept), **merged, "store": seen or None}
         changed = set_platform(settings.home, name, told)
+        if name not in workspace.ledger.first_seen():
+            # from now on its quota is ours to use, and `report` counts what expires
+            workspace.ledger.record("platform.connected", f"by {adapter}", platform=name)
     notes = []
     holder = current_holder(settings.home)
     if changed and holder is not None and "up" in holder.command.split():
@@ -161,6 +167,32 @@ def connect_platform(
     )
 
 
+def _seen(url: str) -> str:
+    """The store's address as sessions see it. ConfigError: an agent could make nothing of it."""
+    url = url.strip()
+    if not url:
+        return ""
+    if config.without_password(url) != url:
+        raise ConfigError(
+            "the store's URL holds a password, which freegpu.toml is no place for",
+            hint="leave it out: sessions are given what opening the store takes when they start",
+        )
+    folder = shared.folder_of(url)
+    if folder is not None:
+        if not folder.is_absolute():
+            raise ConfigError(
+                f"{url} is no place there: a relative folder is another one wherever a session begins",
+                hint="name the whole path, for example folder:/mnt/freegpu",
+            )
+        return f"folder:{folder}"
+    if not url.startswith(("s3:", "drive:")) and not orchestrator_only(url):
+        raise ConfigError(
+            f"{url} is no store that freegpu knows",
+            hint="sessions open folder:/PATH, s3://BUCKET/PREFIX and drive:FOLDER",
+        )
+    return url
+
+
 def diagnose(adapter: Adapter, settings: Settings) -> Iterator[Finding]:
     """What an adapter finds out about itself, and whether its sessions can open the store at all."""
     store = settings.store_for(adapter.name)
@@ -172,7 +204,8 @@ def diagnose(adapter: Adapter, settings: Settings) -> Iterator[Finding]:
             name="store",
             ok=False,
             detail=unseen,
-            hint="`freegpu connect store URL` chooses one that both sides reach: s3: or drive:",
+            hint="`freegpu connect store URL` chooses one that both sides reach: s3: or drive:; or `freegpu connect`"
+            " this platform with --store URL, if its sessions see the same files at an address of their own",
         )
     elif (there := _out_of_reach(settings, adapter)) is not None:
         yield there
@@ -198,7 +231,7 @@ def _out_of_reach(settings: Settings, adapter: Adapter) -> Finding | None:
         # who said how sessions there see the store may know of a tunnel that we do not
         ok=False if not told and (provider or kind == "loopback") else None,
         detail=detail,
-        hint=f'use a store with a public address, or say in [platforms.{adapter.name}] how it is seen there: store = "..."',
+        hint="use a store with a public address, or `freegpu connect` this platform with --store URL: how it is seen there",
     )
 
 

@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 
 #: how long an event may wait for blobs that it names, seconds; afterwards it is judged as it stands
 HOLD_S = 60.0
+#: an attempt that was cut before, seconds, tells no speed
+_SOONEST_S = 5.0
+#: a command that was done sooner counts as this long, seconds: no place turns jobs over faster
+_QUICKEST_S = 1.0
 #: the exit code that means "saved, resume me"
 SAVED = 75
 #: a place that refused a job is not asked again for this job for so long
@@ -274,7 +278,7 @@ class EventDesk:
         if attempt.started_at is not None and not safe:
             since = max(saved or attempt.started_at, attempt.started_at)
             lost_s = max(0.0, (died_at - since).total_seconds())
-        self._learn_speed(job, attempt, run_s)
+        self._learn_speed(job, attempt, run_s, whole=reason is EndReason.COMPLETED)
         self.ledger.end_attempt(
             attempt.id,
             reason=reason,
@@ -303,11 +307,16 @@ class EventDesk:
             return self.now() + timedelta(seconds=min(300.0, 2.0 ** min(spins, 9)))
         return None
 
-    def _learn_speed(self, job: Job, attempt: Attempt, run_s: float) -> None:
-        """Steps a second on this card, when the attempt ran long enough to tell."""
+    def _learn_speed(self, job: Job, attempt: Attempt, run_s: float, *, whole: bool) -> None:
+        """Steps a second on this card, when the attempt ran long enough to tell.
+
+        `whole`: it came to its end. However short that was, it is what jobs of its kind take; the first seconds of one that
+        was cut are imports and compilation, and tell nothing.
+        """
         step, start = attempt.progress.step, 0.0
-        if step is None or run_s < 5.0:
+        if step is None or run_s <= 0 or (run_s < _SOONEST_S and not whole):
             return
+        run_s = max(run_s, _QUICKEST_S)
         if attempt.base_epoch:
             bases = {(c.epoch, c.generation): c for c in self.ledger.checkpoints(job.id)}
             base = bases.get((attempt.base_epoch, attempt.base_generation))
@@ -321,6 +330,7 @@ class EventDesk:
                 workload=job.spec.needs.workload,
                 steps_per_s=(step - start) / run_s,
                 at=self.now(),
+                span_s=run_s,
             )
 
 

@@ -10,12 +10,9 @@ from collections.abc import Collection, Mapping
 
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt
-from freegpu.orchestrator.speeds import Book, Kin, Rate, kin, learn
+from freegpu.orchestrator.speeds import LEAST_S, Book, Kin, Rate, kin, learn
 
 __all__ = ["book", "rates", "running"]
-
-#: an attempt that ran for less says nothing yet: imports, downloads and compilation come first
-LEAST_S = 60.0
 
 
 def book(
@@ -54,7 +51,13 @@ def _read(ledger: Ledger, ids: Collection[str], families: dict[str, Kin]) -> Non
 def rates(ledger: Ledger) -> list[Rate]:
     """All observations: those that were noted, and the last words of attempts that run."""
     found = [
-        Rate(job=speed.job, card=speed.card, steps_per_s=speed.steps_per_s, at=speed.at)
+        Rate(
+            job=speed.job,
+            card=speed.card,
+            steps_per_s=speed.steps_per_s,
+            at=speed.at,
+            span_s=speed.span_s,
+        )
         for speed in ledger.speeds()
     ]
     found += [
@@ -66,7 +69,11 @@ def rates(ledger: Ledger) -> list[Rate]:
 
 
 def running(attempt: Attempt) -> Rate | None:
-    """How fast an attempt goes that has not ended, by its last word; None: it cannot be told yet."""
+    """How fast an attempt goes that has not ended, by its last word; None: it cannot be told yet.
+
+    One that has run for less than LEAST_S says nothing: imports, downloads and compilation come first, and what a first
+    step after them would foretell is hours too long.
+    """
     progress = attempt.progress
     if attempt.started_at is None or progress.at is None or progress.step is None:
         return None
@@ -79,4 +86,4 @@ def running(attempt: Attempt) -> Rate | None:
         rate = progress.step / ran
     if rate <= 0:
         return None
-    return Rate(job=attempt.job, card=attempt.card, steps_per_s=rate, at=progress.at)
+    return Rate(job=attempt.job, card=attempt.card, steps_per_s=rate, at=progress.at, span_s=ran)

@@ -183,14 +183,27 @@ class Ledger(Reader):
             ledger_jobs.avoid(w, job_id, platform, why, until)
 
     def note_speed(
-        self, *, job: str, card: str, workload: str, steps_per_s: float, at: datetime
+        self,
+        *,
+        job: str,
+        card: str,
+        workload: str,
+        steps_per_s: float,
+        at: datetime,
+        span_s: float = 0.0,
     ) -> None:
-        """Remember how fast the job went on that card."""
+        """Remember how fast the job went on that card; `span_s`: over how many seconds that was seen, 0: not known."""
         from freegpu.orchestrator import ledger_jobs
 
         with self._write() as w:
             ledger_jobs.note_speed(
-                w, job=job, card=card, workload=workload, steps_per_s=steps_per_s, at=at
+                w,
+                job=job,
+                card=card,
+                workload=workload,
+                steps_per_s=steps_per_s,
+                at=at,
+                span_s=span_s,
             )
 
     def record(

@@ -210,11 +210,25 @@ def avoid(w: Writing, job_id: str, platform: str, why: str, until: datetime) -> 
 
 
 def note_speed(
-    w: Writing, *, job: str, card: str, workload: str, steps_per_s: float, at: datetime
+    w: Writing,
+    *,
+    job: str,
+    card: str,
+    workload: str,
+    steps_per_s: float,
+    at: datetime,
+    span_s: float,
 ) -> None:
     """Remember how fast it went."""
     w.session.add(
-        SpeedRow(job=job, card=card, workload=workload, steps_per_s=steps_per_s, at=rows.aware(at))
+        SpeedRow(
+            job=job,
+            card=card,
+            workload=workload,
+            steps_per_s=steps_per_s,
+            at=rows.aware(at),
+            span_s=span_s,
+        )
     )
     w.record("speed.noted", f"{steps_per_s:.4g} steps/s on {card}", job=job)
 

@@ -239,10 +239,14 @@ _SENT: Step = (
     "ALTER TABLE checkpoints ADD COLUMN confirmed_by TEXT NOT NULL DEFAULT 'orchestrator'",
 )
 
+#: over how long a speed was seen, seconds: short looks are less sure; 0: an older freegpu did not note it
+_SPAN: Step = ("ALTER TABLE speeds ADD COLUMN span_s {real} NOT NULL DEFAULT 0",)
+
 #: for each version from 1 on: what both databases do, then what only SQLite, only PostgreSQL does
 STEPS: Sequence[tuple[Step, Step, Step]] = (
     (_FIRST, _FIRST_SQLITE, _FIRST_POSTGRES),
     (_SENT, (), ()),
+    (_SPAN, (), ()),
 )
 
 #: the version that this freegpu writes

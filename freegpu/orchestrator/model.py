@@ -229,6 +229,8 @@ class Speed:
     workload: str
     steps_per_s: float
     at: datetime
+    #: over how long it was seen, seconds; 0: not known
+    span_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,6 +63,7 @@ from freegpu.orchestrator.views import (
     JobView,
     LogChunk,
     Pulled,
+    PulledMatrix,
     Status,
     StoreReport,
     Submitted,
@@ -788,7 +789,9 @@ class Workspace:
 
         now = utc(self.clock)
         windows = {name: adapter.windows for name, adapter in self.adapters.items()}
-        return retrospect.look_back(self.ledger, windows, now - timedelta(weeks=weeks), now)
+        at_once = {n: adapter.capabilities.max_concurrent for n, adapter in self.adapters.items()}
+        since = now - timedelta(weeks=weeks)
+        return retrospect.look_back(self.ledger, windows, since, now, at_once)
 
     def why(self, job: str, *, now: bool = False) -> Why:
         """Why a job is where it is: the record of the decision that placed it, and for one that waits what holds now.
@@ -898,6 +901,14 @@ class Workspace:
             into=into,
             partial=partial,
         )
+
+    def pull_matrix(
+        self, name: str, into: Path | None, *, force: bool = False
+    ) -> PulledMatrix | None:
+        """Bring the outputs of all cells of a matrix, a folder each; None: no matrix has this name. NotReadyError."""
+        from freegpu.orchestrator import matrix_pull
+
+        return matrix_pull.pull(self.ledger, lambda: self.store, name.strip(), into, force=force)
 
     def checkpoints(self, job: str) -> Generations:
         """Every checkpoint of a job that the ledger or the store knows of. SharedStoreError."""

@@ -475,6 +475,24 @@ class Reader:
             for platform, until, why in self._fetch("SELECT platform, until, why FROM blocks")
         }
 
+    def first_seen(self) -> dict[str, datetime]:
+        """platform -> the first moment of which this ledger holds anything about it: that it was connected, asked or used.
+
+        Not in it: a platform that stands in the settings and was never asked.
+        """
+        sql = (
+            "SELECT name, min(at) FROM ("
+            " SELECT platform AS name, at FROM events WHERE platform <> ''"
+            " UNION ALL SELECT platform, created_at FROM sessions"
+            " UNION ALL SELECT platform, at FROM entries"
+            " UNION ALL SELECT platform, as_of FROM readings"
+            # what a platform offered is a fact, whose first line in the audit is the day it first answered
+            " UNION ALL SELECT substr(message, 8), at FROM events"
+            " WHERE action = 'meta.set' AND substr(message, 1, 7) = 'offers:'"
+            ") seen GROUP BY name"
+        )
+        return {name: rows.sure(at) for name, at in self._fetch(sql)}
+
     # --- the connection -----------------------------------------------------------------------------
 
     def _opened(self) -> Any:

@@ -1,7 +1,8 @@
 """What the last weeks brought: hours used and expired, work gained and lost, how busy the cards were. Reads only.
 
 Only what the ledger holds is told; what it does not hold is said to be unknown. Gained hours are counted in
-hours of a T4, by the card table.
+hours of a T4, by the card table. Quota expires only since the ledger knows of its platform: what ended before was not
+freegpu's to use, and of a window that had begun before, no more counts than sessions could have used since.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime, timedelta
 from freegpu import cards
 from freegpu.adapters.base import Window, WindowKind
 from freegpu.jobs.lifecycle import AttemptState
-from freegpu.orchestrator import gpu_use, hindsight, quota
+from freegpu.orchestrator import gpu_use, hindsight, quota, remedies, standing
 from freegpu.orchestrator.hindsight import INTERRUPTIONS, Saving
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Attempt, Entry, EntryKind, Reading, Session
@@ -26,6 +27,8 @@ IDLE_PERCENT, LOOKS = 50.0, 10
 _STEP = timedelta(seconds=1)
 #: a platform tells its reset to the second or so
 _NEAR = timedelta(hours=1)
+#: a window that ended in the period may have been read so long before it
+_LONGEST = timedelta(days=31)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +52,15 @@ class PoolUse:
     #: of it, what was lost to interruptions
     lost_s: float
     interruptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Since when a platform was there to be used, and how fast its quota could have been."""
+
+    since: datetime
+    #: the most quota seconds a second, by all sessions that may be open at once
+    burn: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +116,17 @@ def look_back(
     windows: Mapping[str, Mapping[str, Window]],
     since: datetime,
     until: datetime,
+    at_once: Mapping[str, int] | None = None,
 ) -> Report:
-    """`windows`: platform -> pool -> its quota window, of the platforms that are configured."""
+    """`windows`: platform -> pool -> its quota window, of the platforms that are configured.
+
+    `at_once`: platform -> how many sessions may be open at once; 1 where it is left out.
+    """
     sessions = {s.id: s for s in ledger.sessions(open_only=False)}
     within = [a for a in ledger.attempts() if _overlap(a.started_at, a.ended_at, since, until) > 0]
     specs = {id: spec for id, _, spec in ledger.specs({a.job for a in within})}
-    entries, readings = ledger.entries(), ledger.reading_history(since)
+    entries, readings = ledger.entries(), ledger.reading_history(since - _LONGEST)
+    seen = ledger.first_seen()
     keys = {(s.platform, s.pool) for s in sessions.values() if _open(s, since, until) > 0}
     keys |= {(name, pool) for name, pools in windows.items() for pool in pools}
     pools, unknown, spares = [], [], []
@@ -118,11 +135,20 @@ def look_back(
         its = [s for s in sessions.values() if (s.platform, s.pool) == (platform, pool)]
         mine = [e for e in entries if (e.platform, e.pool) == (platform, pool)]
         told = [r for r in readings if (r.platform, r.pool) == (platform, pool)]
-        spare, by = (None, "") if window is None else expired(window, mine, told, since, until)
-        if window is not None and window.kind is not WindowKind.NONE and spare is None:
-            unknown.append(f"{platform}{f' {pool}' * bool(pool)}: {_why(window)}")
-        ended = (windows_ended(window, mine, told, since, until) if window else None) or ()
-        spares += [hindsight.Spare(platform, pool, one.at, one.spare_s) for one in ended]
+        # what the ledger never heard of was not there to be used
+        first = seen.get(platform, until)
+        burn = _burn(ledger, platform, pool, its, (at_once or {}).get(platform, 1))
+        known = Known(first, burn)
+        ended = windows_ended(window, mine, told, since, until, known) if window else None
+        spare, by = _sum(ended)
+        name = f"{platform}{f' {pool}' * bool(pool)}"
+        if window is not None and window.kind is not WindowKind.NONE and ended is None:
+            unknown.append(f"{name}: {_why(window)}")
+        elif window is not None and windows_ended(window, mine, told, since, first):
+            what = f"what expired before {remedies.moment(first)}, when freegpu first knew of it"
+            never = "what expired, for freegpu has not asked there yet"
+            unknown.append(f"{name}: {what if platform in seen else never}")
+        spares += [hindsight.Spare(platform, pool, one.at, one.spare_s) for one in ended or ()]
         attempts = [a for a in within if a.session in {s.id for s in its}]
         line = PoolUse(
             platform=platform,
@@ -171,12 +197,16 @@ def expired(
     readings: Sequence[Reading],
     since: datetime,
     until: datetime,
+    known: Known | None = None,
 ) -> tuple[float | None, str]:
     """Seconds that ended unused with weekly or monthly windows in the period, and who says so.
 
     (None, ""): the window has no fixed end, or its limit is not known.
     """
-    ended = windows_ended(window, entries, readings, since, until)
+    return _sum(windows_ended(window, entries, readings, since, until, known))
+
+
+def _sum(ended: Sequence[Ended] | None) -> tuple[float | None, str]:
     if ended is None:
         return None, ""
     by = "" if not ended else "ledger" if any(one.by == "ledger" for one in ended) else "live"
@@ -189,16 +219,18 @@ def windows_ended(
     readings: Sequence[Reading],
     since: datetime,
     until: datetime,
+    known: Known | None = None,
 ) -> list[Ended] | None:
     """The weekly or monthly windows that ended in the period. None: there is no fixed end, or the limit is not known.
 
     The last reading before a reset is the platform's own word; without one it is freegpu's count, which does not
-    know what was used beside it.
+    know what was used beside it. `known`: windows that ended before are left out, and of one that had begun before only
+    what could have been used since is spare: of 30 h that end in an hour, one session can use one. None: it was always there.
     """
     if window.kind not in (WindowKind.FIXED_WEEKLY, WindowKind.MONTHLY):
         return None
     rhythm = max((r for r in readings if r.resets_at), key=lambda r: r.as_of, default=None)
-    found, at = [], since
+    found, at = [], since if known is None else max(since, known.since)
     while (reset := quota.next_reset(window, rhythm, at)) <= until:
         end = reset - _STEP
         told = [r for r in readings if r.resets_at is not None and abs(r.resets_at - reset) < _NEAR]
@@ -207,11 +239,21 @@ def windows_ended(
         left = quota.balance(window, before, last, [], end).left_s
         if left is None:
             return None
+        if known is not None:
+            left = min(left, known.burn * (reset - known.since).total_seconds())
         found.append(Ended(reset, left, "ledger" if last is None else "live"))
         at = reset + _STEP
     if window.limit_s is None and all(r.limit_s is None for r in readings):
         return None
     return found
+
+
+def _burn(
+    ledger: Ledger, platform: str, pool: str, sessions: Sequence[Session], at_once: int
+) -> float:
+    """The most quota seconds a second, by what was offered last and what sessions there were of."""
+    offers = [*standing.last_offers(ledger, platform)[0], *(s.offer for s in sessions)]
+    return at_once * max((offer.rate for offer in offers if offer.pool == pool), default=1.0)
 
 
 def _why(window: Window) -> str:

@@ -1,7 +1,8 @@
 """How fast a job goes on a card, by its own progress and that of its kin. Pure.
 
 Decides: which observations tell about a job, how a rate is carried to a card where nobody saw it, and how sure
-that is. The job's own rates go before those of its family (jobs of one bundle with the same commands: a matrix,
+that is. A run shorter than a minute is mostly start-up: it tells about kin, which start as it did, and is less sure the
+shorter it was, but many of them are sure; where a long run was seen on a card, short ones count nothing. The job's own rates go before those of its family (jobs of one bundle with the same commands: a matrix,
 or the same job again), those before namesakes (the same, after the code was edited). On a card that was seen the
 median of the last rates counts, so one throttled or shared card moves little; to other cards it is carried by
 the ratio that the family showed, else by the card table's. Uncertainty is the deviation of the logarithm: 0.2
@@ -28,6 +29,11 @@ __all__ = ["Book", "Kin", "Pace", "Rate", "Told", "kin", "learn"]
 LAST = 7
 #: one observation is off by about this much, in logarithms: warm-up, a slow disk, a neighbour on the host
 NOISE = 0.25
+#: a shorter run, seconds, tells only what kin of its length take
+LEAST_S = 60.0
+#: of that much of a run, seconds, nobody knows whether it was start-up; it adds its share of the run, in logarithms, up to
+#: MOST_DOUBT
+START_S, MOST_DOUBT = 5.0, 1.0
 #: however many there are, the next session differs by this much
 FLOOR = 0.05
 #: what being of the family, and only of one name, adds: cells of a matrix may differ in batch or model
@@ -54,6 +60,13 @@ class Rate:
     card: str
     steps_per_s: float
     at: datetime
+    #: over how long it was seen, seconds; 0: not known, and taken as long
+    span_s: float = 0.0
+
+    @property
+    def short(self) -> bool:
+        """Whether it may be mostly start-up."""
+        return 0 < self.span_s < LEAST_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,7 +275,8 @@ def learn(
     for rate in rates:
         if not 0 < rate.steps_per_s < 1e12:
             continue
-        own.setdefault(rate.job, {}).setdefault(rate.card, []).append(rate)
+        if not rate.short:
+            own.setdefault(rate.job, {}).setdefault(rate.card, []).append(rate)
         if (of := kin.get(rate.job)) is not None:
             families.setdefault(of.family, {}).setdefault(rate.card, []).append(rate)
             namesakes.setdefault(of.namesakes, {}).setdefault(rate.card, []).append(rate)
@@ -304,16 +318,22 @@ def _ratios(
 
 
 def _seen(found: Mapping[str, Sequence[Rate]], stranger: float) -> dict[str, _Seen]:
-    """card -> the median of the last rates there."""
+    """card -> the median of the last rates there, of long runs where there are any."""
     seen = {}
     for card, rates in found.items():
-        last = sorted(rates, key=lambda rate: (rate.at, rate.job, rate.steps_per_s))[-LAST:]
+        sure = [rate for rate in rates if not rate.short] or rates
+        last = sorted(sure, key=lambda rate: (rate.at, rate.job, rate.steps_per_s))[-LAST:]
+        noise = math.sqrt(sum(_noise(rate) ** 2 for rate in last)) / len(last)
         seen[card] = _Seen(
             log=median(math.log(rate.steps_per_s) for rate in last),
-            sigma=math.hypot(FLOOR, NOISE / math.sqrt(len(last)), stranger),
+            sigma=math.hypot(FLOOR, noise, stranger),
             count=len(last),
         )
     return seen
+
+
+def _noise(rate: Rate) -> float:
+    return math.hypot(NOISE, min(MOST_DOUBT, START_S / rate.span_s)) if rate.short else NOISE
 
 
 def _usual(totals: Sequence[float]) -> tuple[float, float]:

@@ -203,6 +203,7 @@ class SpeedRow(SQLModel, table=True):
     workload: str
     steps_per_s: float
     at: datetime = _utc()
+    span_s: float = 0.0
 
 
 class EventRow(SQLModel, table=True):

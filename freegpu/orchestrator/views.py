@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freegpu.errors import FreeGPUError
 from freegpu.jobs.model import JobSpec
 from freegpu.orchestrator.invitations import Invitation
 from freegpu.orchestrator.model import (
@@ -253,6 +254,33 @@ class Pulled:
     partial: bool
     #: epoch and generation of the checkpoint that was brought; "": the outputs were
     checkpoint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PulledCell:
+    """What was brought of one job of a matrix. `attempt` "" and `into` None: nothing."""
+
+    job: str
+    name: str
+    params: Mapping[str, str]
+    state: str
+    attempt: str
+    files: tuple[str, ...]
+    size: int
+    into: Path | None
+    #: the job has not succeeded (yet)
+    partial: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PulledMatrix:
+    """What was brought of a matrix."""
+
+    name: str
+    into: Path
+    cells: tuple[PulledCell, ...]
+    #: why it is not all of it, what went wrong before what is not there yet
+    errors: tuple[FreeGPUError, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

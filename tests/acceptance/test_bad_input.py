@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -221,6 +223,36 @@ JOBS = [
     Case(name="no such command", words=("sumbit", "x"), says=("did you mean submit?",), error="usage", hint="--help"),
     Case(name="no such option", words=("jobs", "--stat", "failed"), says=("--stat",), error="usage", hint="freegpu jobs --help"),
     Case(name="no such state", words=("jobs", "--state", "lost"), says=("'lost'",), error="usage"),
+    *(
+        Case(name=f"{word} of {name}", words=(*command, name), says=(repr(name)[1:-1],), error=error, hint=hint)
+        for name in ("nobody", "训练", "\udcff")
+        for word, command, error, hint in (
+            ("results", ("results",), "job_not_found", "freegpu jobs"),
+            ("results --csv", ("results", "--csv"), "job_not_found", "freegpu jobs"),
+            ("why --now", ("why", "--now"), "job_not_found", "freegpu jobs"),
+            ("cards", ("cards",), "usage", "freegpu cards --help"),
+            ("plan", ("plan",), "job_spec", ".yaml"),
+        )
+    ),
+    *(
+        Case(name=" ".join(words), words=words, says=(words[1], words[-1]), error="usage", hint=f"freegpu {words[0]} --help")
+        for words in (
+            ("report", "--weeks", "-1"), ("report", "--weeks", "0"), ("report", "--weeks", "1.5"), ("report", "--weeks", "9" * 30),
+            ("simulate", "--weeks", "-1"), ("simulate", "--weeks", "27"), ("simulate", "--runs", "0"), ("simulate", "--goal", "x"),
+            ("plan", "--runs", "-1"), ("cards", "--workload", "x"),
+        )
+    ),
+    Case(name="no such column", words=("results", "wait", "--sort", "甲"), says=("'甲'", "known: N"), error="usage", hint="freegpu results --help"),
+    Case(name="--csv=file", words=("results", "wait", "--csv=/nowhere/x.csv"), says=("--csv",), error="usage", hint="freegpu results --help"),
+    Case(name="a file for --csv", words=("results", "wait", "--csv", "/nowhere/x.csv"), says=("/nowhere/x.csv",), error="usage"),
+    Case(name="why of a matrix", words=("why", "wait"), says=("matrix of 40 jobs",), error="job_not_found", hint="freegpu results wait"),
+    Case(name="plan after nobody", spec="run: echo\nfreegpu: {after: [nobody]}\n", words=("plan", "bad.yaml"), says=("'nobody'",), error="job_not_found"),
+    Case(name="plan of a folder", words=("plan", "."), says=("it is a folder, not a job spec",), error="job_spec"),
+    Case(name="plan of Latin-1", spec="name: \xe9\n".encode("latin-1"), words=("plan", "bad.yaml"), says=("bad.yaml:1", "0xe9 is not UTF-8"), error="job_spec"),
+    Case(name="plan of nonsense", spec=":::{[", words=("plan", "bad.yaml"), says=("bad.yaml:1", "a mapping of fields"), error="job_spec"),
+    Case(name="plan of nothing", spec="", words=("plan", "bad.yaml"), says=("bad.yaml:1", "the file is empty"), error="job_spec"),
+    Case(name="plan of an empty axis", spec="run: echo\nfreegpu: {matrix: {LR: []}}\n", words=("plan", "bad.yaml"), says=("bad.yaml:2", "freegpu.matrix.LR", "an empty list"), error="job_spec"),
+    Case(name="pull of a matrix that waits", words=("pull", "wait", "x"), says=("no job of wait has outputs yet: 40 pending",), error="not_ready", hint="freegpu results wait"),
     Case(name="attempt 0", words=("logs", "done", "--attempt", "0"), says=("0",), error="usage"),
 ]  # fmt: skip
 
@@ -242,6 +274,45 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence_and_nothing_is_lost(
     assert not (desk.desk / "owned").exists()
 
 
+@pytest.mark.parametrize("command", ["plan", "submit"])
+def test_a_pipe_that_nobody_writes_into_is_an_empty_file(command: str, desk: Any) -> None:
+    """It would hold the command up for ever; one with a writer is read to its end, as from `<(...)`."""
+    pipe = desk.desk / "pipe.yaml"
+    os.mkfifo(pipe)
+    try:
+        refused(desk, [command, "pipe.yaml"], "job_spec", ("pipe.yaml:1: the file is empty",))
+    finally:
+        pipe.unlink()
+    reads, writes = os.pipe()
+    try:
+        os.write(writes, b"name: piped\nrun: echo\n")
+        os.close(writes)
+        code, out, err = inside(desk, ["plan", f"/dev/fd/{reads}", "--runs", "2"])
+    finally:
+        os.close(reads)
+    assert (code, "piped" in out) == (0, True), err
+
+
+@pytest.mark.parametrize("words", [["report"], ["cards"], ["results", "wait", "--csv"]])
+def test_a_full_disk_behind_stdout_is_told_and_is_a_failure(words: list[str], desk: Any) -> None:
+    """A table that was cut off in the middle must not look like a whole one."""
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "freegpu", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=desk.env,
+            cwd=desk.desk,
+            timeout=120,
+        )
+    assert ran.returncode == CODES["os"]
+    assert told(ran.stderr) == (
+        "no space left on device: standard output",
+        "free some space there, or write to another place",
+    )
+
+
 def test_the_same_is_said_by_a_process_of_its_own(desk: Any) -> None:
     """The exit code is the process's; stdout stays empty."""
     for words, code, says in (
@@ -249,10 +320,13 @@ def test_the_same_is_said_by_a_process_of_its_own(desk: Any) -> None:
         (["show", "nobody"], 23, "no job has the id or name 'nobody'"),
         (["logs"], 2, "missing argument 'JOB'"),
         (["submit", "done.yaml", "--set", "nme=x"], 11, "did you mean name?"),
+        (["plan", "done.yaml", "--set"], 2, "option '--set' requires an argument"),
     ):
         ran = desk.types(*words)
         assert (ran.code, ran.out) == (code, ""), ran
-        assert says in told(ran.err)[0]
+        sentence, hint = told(ran.err)
+        assert says in sentence
+        assert code != 2 or f"`freegpu {words[0]} --help`" in hint
 
 
 def test_a_prefix_that_fits_several_jobs_lists_them(desk: Any) -> None:

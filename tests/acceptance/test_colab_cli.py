@@ -79,6 +79,10 @@ def test_connecting_shows_the_rules_and_takes_nothing_but_their_name(
         assert word in doctor.out
     again = user.ok("connect", "colab")
     assert "and was before" in again.out
+    user.ok("connect", "colab", "--store", "/content/drive/MyDrive/freegpu")
+    assert table(user)["store"] == "folder:/content/drive/MyDrive/freegpu"
+    user.ok("connect", "colab", "--store", "")
+    assert "store" not in table(user)
 
 
 def test_a_program_that_is_missing_or_too_old_is_told_in_one_sentence(

@@ -163,7 +163,12 @@ def test_a_store_that_only_this_machine_sees_is_refused(user: Any, server: Light
     ran = user.types(*CONNECT)
     assert ran.code == 40, ran
     assert "a folder of this machine" in ran.out
+    assert "with --store URL" in ran.out
     assert "lightning" not in tables(user)
+    user.env.update({"AWS_ACCESS_KEY_ID": "AKIA1234", "AWS_SECRET_ACCESS_KEY": "s" * 20})
+    user.ok(*CONNECT, "--store", "s3://bucket/freegpu")
+    assert tables(user)["lightning"]["store"] == "s3://bucket/freegpu"
+    assert "and was before" in user.ok(*CONNECT).out, "what was said before still holds"
 
 
 def test_a_start_that_was_never_answered_leaves_nothing_there(

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import time
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -84,6 +85,12 @@ def test_a_sweep_runs_and_its_results_are_a_table(user: Any) -> None:
     person = user.ok("results", "sweep").out.splitlines()
     assert person[0].split() == ["JOB", "LR", "SEED", "STATE", "WHERE", "RAN", "PROGRESS", "loss"]
     assert len(person) == 5
+    # each ran for less than a second, and all the same they tell how long such cells take: not an hour of a T4
+    planned = user.ok("plan", file, "--runs", "4", "--json").json["data"]
+    begin = datetime.fromisoformat(planned["begin"])
+    done = [datetime.fromisoformat(job["finish"]["middle"]) for job in planned["jobs"]]
+    assert len(done) == 4
+    assert max(done) < begin + timedelta(minutes=10)
 
 
 def test_a_failed_cell_holds_up_what_comes_after_and_a_matrix_is_retried_by_its_name(
@@ -120,16 +127,96 @@ def test_a_matrix_is_cancelled_by_its_name_and_one_job_is_never_meant_by_it(user
         "hold.yaml",
     )
     user.ok("submit", hold)
-    for words in (["show", "hold"], ["why", "hold"], ["pull", "hold"], ["logs", "hold"]):
+    for words in (["show", "hold"], ["why", "hold"], ["logs", "hold"]):
         refused = user.types(*words)
         assert refused.code != 0
         assert "'hold' is a matrix of 3 jobs" in refused.err
         assert "freegpu results hold" in refused.err
+    nothing = user.types("pull", "hold")
+    assert nothing.code == 33
+    assert "no job of hold has outputs yet: " in nothing.err
+    assert not (user.desk / "hold").exists()
     assert len(user.ok("cancel", "hold", "--json").json["data"]["jobs"]) == 3
     again = user.types("cancel", "hold")
     assert again.code != 0
     assert "every job of hold is over" in again.err
     assert {row["state"] for row in table(user, "hold")} == {"cancelled"}
+
+
+#: a cell's own output; "half" leaves one and fails until GATE is there, "none" fails with nothing
+PUT = """
+import os, sys
+what, out = os.environ["WHAT"], os.environ["FREEGPU_OUTPUT_DIR"]
+done = os.path.exists(os.environ["GATE"])
+if what == "none" and not done:
+    sys.exit("nothing")
+open(os.path.join(out, "what.txt"), "w").write(f"{what} {done if what == 'half' else ''}")
+sys.exit("half" if what == "half" and not done else 0)
+"""
+
+
+def test_a_matrix_is_pulled_by_its_name_a_folder_a_cell(user: Any) -> None:
+    """What is not there yet, or is no result, is told with code 33; the rest comes, whole. Then all of it, with 0."""
+    user.settings()
+    (user.desk / "put.py").write_text(PUT)
+    file = user.job_file(
+        f"name: put\nrun: exec {sys.executable} put.py\nworkdir: .\nenvs: {{GATE: {user.gate}}}\n"
+        "freegpu: {retry: {failures: 0}, matrix: {WHAT: [a, b, half, none]}}\n",
+        "put.yaml",
+    )
+    user.ok("submit", str(file))
+    for name, state in [
+        ("a", "succeeded"),
+        ("b", "succeeded"),
+        ("half", "failed"),
+        ("none", "failed"),
+    ]:
+        user.until_job(f"put-what{name}", state)
+    some = user.types("pull", "put", "home", "--json")
+    assert some.code == 33
+    assert [error["code"] for error in some.json["errors"]] == ["not_ready"]
+    words = "2 of 4 jobs of put have no result: 2 failed; what the last attempt left is here of 1 of them"
+    assert some.json["errors"][0]["message"] == words
+    cells = {cell["params"]["WHAT"]: cell for cell in some.json["data"]["cells"]}
+    assert [(what, len(c["files"]), c["partial"]) for what, c in cells.items()] == [
+        ("a", 1, False),
+        ("b", 1, False),
+        ("half", 1, True),
+        ("none", 0, False),
+    ]
+    home = user.desk / "home"
+    assert {path.parent.name: path.read_text() for path in home.rglob("what.txt")} == {
+        "put-whata": "a ",
+        "put-whatb": "b ",
+        "put-whathalf": "half False",
+    }
+    person = user.types("pull", "put", "home")
+    assert person.code == 33
+    assert person.out.splitlines() == [f"home/put-what{w}/what.txt" for w in ("a", "b", "half")]
+    assert words in person.err
+    assert "put-whathalf is failed: what attempt" in person.err
+    user.go()
+    user.ok("retry", "put")
+    for name in ("half", "none"):
+        user.until_job(f"put-what{name}", "succeeded")
+    # what the failed attempt had left is in the way, of that cell alone
+    kept = user.types("pull", "put", "home")
+    assert kept.code == 10
+    assert "put-whathalf/what.txt is there already and differs" in kept.err
+    assert (home / "put-whatnone" / "what.txt").read_text() == "none "
+    assert (home / "put-whathalf" / "what.txt").read_text() == "half False"
+    user.ok("pull", "put", "home", "--force")
+    assert (home / "put-whathalf" / "what.txt").read_text() == "half True"
+    # without a folder: below one named after the matrix
+    user.ok("pull", "put")
+    assert len(list((user.desk / "put").iterdir())) == 4
+    blobs = [path for path in (user.home / "store" / "attempts").rglob("*") if path.is_file()]
+    (damaged,) = (path for path in blobs if path.read_bytes() == b"b ")
+    damaged.write_bytes(b"??")
+    torn = user.types("pull", "put", "again", "--json")
+    assert torn.code == 52
+    assert [error["code"] for error in torn.json["errors"]] == ["checksum"]
+    assert sum(bool(cell["files"]) for cell in torn.json["data"]["cells"]) == 3
 
 
 def test_five_hundred_cells_are_submitted_and_read_at_once(user: Any) -> None:

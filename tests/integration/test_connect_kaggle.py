@@ -71,6 +71,18 @@ def test_an_account_is_connected_under_its_own_name(
     assert code == 0, (out, err)
 
 
+def test_what_expired_before_it_was_connected_is_not_counted(shell: Shell) -> None:
+    """A month is looked at, the account is connected now: its weekly quotas were not ours to use."""
+    assert shell("connect", "kaggle")[0] == 0
+    code, document, _ = shell("report", "--weeks", "4", "--json")
+    assert code == 0
+    assert document["data"]["pools"] == []
+    assert any(
+        "kaggle gpu: what expired before" in words and words.endswith("freegpu first knew of it")
+        for words in document["data"]["unknown"]
+    )
+
+
 def test_another_account_is_taken_by_connecting_it_and_not_by_itself(
     server: KaggleServer, shell: Shell, tmp_path: Path
 ) -> None:
@@ -115,6 +127,52 @@ def test_the_way_of_carrying_is_chosen_and_taken_back(
     assert "cannot open folder:" in document["errors"][0]["message"]
     assert shell("connect", "kaggle")[0] == 0
     assert "credentials" not in toml(tmp_path)
+
+
+def test_how_sessions_see_the_store_is_said_kept_and_taken_back(
+    server: KaggleServer, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that is mounted here as a folder: with its own address sessions reach it. Sealed ones reach nothing."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA1234")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-bucket")
+    line = ("connect", "kaggle", "--carry", "store", "--credentials", "private-dataset")
+    code, _, err = shell("connect", "kaggle", "--store", "s3://bucket/freegpu")
+    assert (code, "--store goes with --carry store" in err) == (2, True)
+    code, document, _ = shell(*line, "--json")
+    assert code == 40
+    assert "--store URL" in document["errors"][0]["hint"]
+    assert "kaggle" not in toml(tmp_path)
+    code, out, err = shell(*line, "--store", "s3://bucket/freegpu")
+    assert code == 0, (out, err)
+    assert 'store = "s3://bucket/freegpu"' in toml(tmp_path)
+    assert shell(*line)[0] == 0, "what was said before still holds"
+    assert shell("doctor", "kaggle")[0] == 0
+    assert "secret-of-the-bucket" not in toml(tmp_path)
+    code, document, _ = shell(*line, "--store", "", "--json")
+    assert code == 40, "without it, sessions would look for a folder of this machine"
+    assert 'store = "s3://bucket/freegpu"' in toml(tmp_path), "what does not work is not written"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("s3://me:hunter2@host/bucket", "holds a password"),
+        ("folder:shared/freegpu", "a relative folder"),
+        ("shared", "a relative folder"),
+        ("gopher://hole", "no store that freegpu knows"),
+        ("s3;//bucket", "a relative folder"),
+    ],
+)
+def test_a_store_that_no_session_could_mean_is_refused(
+    server: KaggleServer, shell: Shell, tmp_path: Path, url: str, says: str
+) -> None:
+    """Exit code 10 in one sentence, before anything is asked or written; a password is not repeated."""
+    line = ("connect", "kaggle", "--carry", "store", "--store", url, "--json")
+    code, document, err = shell(*line)
+    assert code == 10
+    assert says in document["errors"][0]["message"]
+    assert "hunter2" not in json.dumps(document) + err
+    assert "kaggle" not in toml(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["kaggle", "lab"])

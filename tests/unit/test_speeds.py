@@ -271,7 +271,8 @@ def test_a_running_attempt_is_one_more_observation() -> None:
     """By the rate it prints, else by its steps since it began from scratch; not in its first minute."""
     later = NOW + timedelta(seconds=100)
     steps = Progress(step=50.0, at=later)
-    assert history.running(attempt(steps)) == Rate(job="j", card="T4", steps_per_s=0.5, at=later)
+    seen = Rate(job="j", card="T4", steps_per_s=0.5, at=later, span_s=100.0)
+    assert history.running(attempt(steps)) == seen
     printed = replace(steps, values={"rate": 2.0})
     found = history.running(attempt(printed, base_epoch=1))
     assert found is not None
@@ -280,6 +281,52 @@ def test_a_running_attempt_is_one_more_observation() -> None:
     assert history.running(attempt(replace(steps, at=NOW + timedelta(seconds=59)))) is None
     assert history.running(attempt(Progress(at=later))) is None
     assert history.running(attempt(steps, started_at=None)) is None
+
+
+def short(job: str, card: str, steps_per_s: float, span_s: float, minutes: float = 0.0) -> Rate:
+    return replace(rate(job, card, steps_per_s, minutes), span_s=span_s)
+
+
+def test_many_runs_of_seconds_tell_what_a_cell_takes_one_says_little() -> None:
+    """Each is off by its start-up; the sum over cells is sure enough to be believed, and never surer than long runs."""
+    sigmas = []
+    for count in (1, 3, 7):
+        found = pace(
+            *[short(f"c{n}", "T4", 2.0, 3.0, n) for n in range(count)], of=SWEEP, job="new"
+        )
+        speed, sigma, seen = on(found, "T4")
+        assert speed == pytest.approx(2.0)
+        assert seen == count
+        sigmas.append(sigma)
+    assert sigmas[0] > 1.0
+    assert sigmas == sorted(sigmas, reverse=True)
+    assert 0.3 < sigmas[-1] < 0.5
+    half_a_minute = pace(*[short(f"c{n}", "T4", 2.0, 30.0) for n in range(7)], of=SWEEP, job="new")
+    long = pace(*[short(f"c{n}", "T4", 2.0, 90.0) for n in range(7)], of=SWEEP, job="new")
+    assert on(long, "T4")[1] < on(half_a_minute, "T4")[1] < sigmas[-1]
+
+
+def test_a_run_of_seconds_does_not_speak_against_a_long_one() -> None:
+    """Neither newer ones of kin on that card, nor the job's own first seconds; what two cards did in seconds is no ratio."""
+    rates = [
+        replace(rate("long", "T4", 10.0), span_s=600.0),
+        *[short(f"c{n}", "T4", 1.0, 5.0, 1 + n) for n in range(9)],
+        short("j", "T4", 0.5, 10.0, 20),
+        short("j", "A100", 0.5, 10.0, 20),
+    ]
+    found = pace(*rates, of=SWEEP)
+    assert on(found, "T4")[0] == pytest.approx(10.0)
+    assert on(found, "T4")[2] == 1
+    assert found.ratios == {}
+
+
+def test_a_lone_job_that_ran_for_seconds_is_believed_with_doubt() -> None:
+    """It is the only one of its family: a wide guess, not none, and not as if it were known."""
+    book = learn([short("j", "T4", 2.0, 5.0)], {"j": SWEEP}, {"j": 1000.0})
+    told = book.told(waiting(), SWEEP)
+    assert told.remaining_t4_s == pytest.approx(500.0)
+    assert told.sigma is not None
+    assert told.sigma > 1.0
 
 
 def test_a_book_of_ten_thousand_cells_is_quick() -> None:

@@ -8,7 +8,7 @@ import click
 
 from freegpu.cli.call import Call, Result
 from freegpu.cli.command import command
-from freegpu.cli.connect.platform import connecting
+from freegpu.cli.connect.platform import connecting, store_option
 
 __all__ = ["colab"]
 
@@ -34,9 +34,15 @@ __all__ = ["colab"]
     metavar="PATH",
     help="Where the colab program is, if it is not on the PATH.",
 )
+@store_option("sessions there")
 @click.option("--as", "name", default="colab-cli", metavar="NAME", help="The platform's name.")
 def colab(
-    call: Call, accept: tuple[str, ...], only_paid: bool | None, cli: Path | None, name: str
+    call: Call,
+    accept: tuple[str, ...],
+    only_paid: bool | None,
+    cli: Path | None,
+    store: str | None,
+    name: str,
 ) -> Result:
     """Let freegpu start Colab runtimes through Google's own colab program.
 
@@ -52,4 +58,4 @@ def colab(
         options["cli"] = str(cli.expanduser().absolute())
     with call.workspace() as workspace:
         forget_block(workspace.settings.home, name)
-    return connecting(call, name, "colab-cli", options, accept=accept)
+    return connecting(call, name, "colab-cli", options, store=store, accept=accept)

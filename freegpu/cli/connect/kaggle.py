@@ -6,7 +6,7 @@ import click
 
 from freegpu.cli.call import Call, Result
 from freegpu.cli.command import command
-from freegpu.cli.connect.platform import connecting
+from freegpu.cli.connect.platform import connecting, store_option
 
 __all__ = ["kaggle"]
 
@@ -29,8 +29,9 @@ __all__ = ["kaggle"]
     show_default=True,
     help="With --carry store: whether the store's keys may lie in a private dataset while a session runs.",
 )
+@store_option("sessions with --carry store")
 @click.option("--as", "name", default="kaggle", metavar="NAME", help="What to call it here.")
-def kaggle(call: Call, carry: str, credentials: str, name: str) -> Result:
+def kaggle(call: Call, carry: str, credentials: str, store: str | None, name: str) -> Result:
     """Use your Kaggle account from now on.
 
     Takes the credentials from where Kaggle's own tools keep them, tries them, shows the quota, and stores no copy. The user
@@ -38,10 +39,12 @@ def kaggle(call: Call, carry: str, credentials: str, name: str) -> Result:
     """
     if carry == "sealed" and credentials != "none":
         raise click.UsageError("--credentials goes with --carry store: sealed sessions need none")
+    if carry == "sealed" and store:
+        raise click.UsageError("--store goes with --carry store: sealed sessions open no store")
     options: dict[str, object] = {
         # whoever is signed in now; written down when it worked
         "account": None,
         "carry": carry,
         "credentials": None if credentials == "none" else credentials,
     }
-    return connecting(call, name, "kaggle", options)
+    return connecting(call, name, "kaggle", options, store=store)

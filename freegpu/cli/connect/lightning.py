@@ -6,7 +6,7 @@ import click
 
 from freegpu.cli.call import Call, Result
 from freegpu.cli.command import command
-from freegpu.cli.connect.platform import connecting
+from freegpu.cli.connect.platform import connecting, store_option
 
 __all__ = ["lightning"]
 
@@ -30,6 +30,7 @@ PAID = "paid-use"
     help="Credits a month that may be used beyond the balance; 0 takes that back (default: none).",
 )
 @click.option("--accept", metavar="WORD", help=f"Say {PAID} to allow what --paid-ceiling names.")
+@store_option("sessions there")
 @click.option("--as", "name", default="lightning", metavar="NAME", help="What to call it here.")
 def lightning(
     call: Call,
@@ -37,6 +38,7 @@ def lightning(
     machines: str | None,
     paid_ceiling: float | None,
     accept: str | None,
+    store: str | None,
     name: str,
 ) -> Result:
     """Use your Lightning AI account from now on.
@@ -59,4 +61,4 @@ def lightning(
         options["teamspace"] = teamspace
     if machines:
         options["machines"] = [word.strip() for word in machines.split(",") if word.strip()]
-    return connecting(call, name, "lightning", options)
+    return connecting(call, name, "lightning", options, store=store)

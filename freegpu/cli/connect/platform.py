@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import click
 
 from freegpu.cli.call import Call, Result
 from freegpu.cli.output import Output
@@ -11,9 +13,20 @@ from freegpu.cli.plain import Failure
 from freegpu.cli.text import pad, safe, width
 from freegpu.errors import AdapterError
 
-__all__ = ["connecting"]
+__all__ = ["connecting", "store_option"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _WORDS = {True: ("ok", "good"), False: ("problem", "bad"), None: ("information", "dim")}
+
+
+def store_option(where: str) -> Callable[[F], F]:
+    """`--store`: how sessions there see the store, where that is not as it is seen here."""
+    return click.option(
+        "--store",
+        metavar="URL",
+        help=f"How {where} see the store, if not as it is seen here; '' takes that back.",
+    )
 
 
 def connecting(

@@ -9,7 +9,7 @@ import click
 
 from freegpu.cli.call import Call, Result
 from freegpu.cli.command import command
-from freegpu.cli.connect.platform import connecting
+from freegpu.cli.connect.platform import connecting, store_option
 from freegpu.config import check_platform_name
 from freegpu.errors import ConfigError
 
@@ -26,7 +26,7 @@ __all__ = ["ssh"]
 @click.option(
     "--as", "name", metavar="NAME", help="What to call it here; the host's name if not given."
 )
-@click.option("--store", metavar="URL", help="How sessions on that host see the store.")
+@store_option("sessions on that host")
 @click.option(
     "--accept-key",
     "keys",

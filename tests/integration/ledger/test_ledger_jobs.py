@@ -526,11 +526,16 @@ def test_speeds_are_remembered(bench: Bench) -> None:
     (job,) = bench.submit("a")
     for card in ("T4", "L4"):
         bench.ledger.note_speed(
-            job=job.id, card=card, workload="general", steps_per_s=2.5, at=bench.now
+            job=job.id,
+            card=card,
+            workload="general",
+            steps_per_s=2.5,
+            at=bench.now,
+            **({"span_s": 7.5} if card == "L4" else {}),
         )
-    assert [(s.card, s.steps_per_s, s.at) for s in bench.ledger.speeds(job.id)] == [
-        ("T4", 2.5, bench.now),
-        ("L4", 2.5, bench.now),
+    assert [(s.card, s.steps_per_s, s.at, s.span_s) for s in bench.ledger.speeds(job.id)] == [
+        ("T4", 2.5, bench.now, 0.0),
+        ("L4", 2.5, bench.now, 7.5),
     ]
     assert bench.ledger.speeds("other") == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from freegpu.adapters.base import Offer, Window, WindowKind
 from freegpu.jobs.lifecycle import EndReason
-from freegpu.orchestrator import gpu_use, retrospect
+from freegpu.orchestrator import gpu_use, retrospect, standing
 from freegpu.orchestrator.model import Entry, EntryKind, Reading
 
 if TYPE_CHECKING:
@@ -92,6 +92,76 @@ def test_without_a_limit_or_an_end_nobody_can_tell_what_expired(window: Window) 
 def test_no_reset_in_the_period_means_that_nothing_expired() -> None:
     """Known to be zero."""
     assert retrospect.expired(WEEKLY, [], [], MONDAY + timedelta(hours=1), NOW) == (0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "connected", "hours", "by"),
+    [
+        # two resets in the three weeks, on Mondays at 00:00 UTC
+        (WindowKind.FIXED_WEEKLY, 30, MONDAY - timedelta(days=10), 60.0, "ledger"),
+        (WindowKind.FIXED_WEEKLY, 30, MONDAY - timedelta(days=3), 30.0, "ledger"),
+        # connected ten hours before the reset: ten hours could have been used, not thirty
+        (WindowKind.FIXED_WEEKLY, 30, MONDAY - timedelta(hours=10), 10.0, "ledger"),
+        (WindowKind.FIXED_WEEKLY, 30, MONDAY, 0.0, ""),
+        (WindowKind.FIXED_WEEKLY, 30, MONDAY + timedelta(hours=10), 0.0, ""),
+        # the month ended on 1 December
+        (WindowKind.MONTHLY, 22, MONDAY - timedelta(days=40), 22.0, "ledger"),
+        (WindowKind.MONTHLY, 22, MONDAY + timedelta(hours=20), 4.0, "ledger"),
+        (WindowKind.MONTHLY, 22, MONDAY + timedelta(hours=24), 0.0, ""),
+        # nothing of these expires at a fixed moment, whenever it was connected
+        (WindowKind.ROLLING, 30, MONDAY - timedelta(days=40), None, ""),
+        (WindowKind.FROM_FIRST_USE, 30, MONDAY - timedelta(days=40), None, ""),
+        (WindowKind.PREPAID, 30, MONDAY - timedelta(days=40), None, ""),
+        (WindowKind.PER_SESSION, 30, MONDAY - timedelta(days=40), None, ""),
+        (WindowKind.NONE, 30, MONDAY - timedelta(days=40), None, ""),
+    ],
+)
+def test_only_what_ended_since_the_platform_was_known_has_expired(
+    kind: WindowKind, limit: float, connected: datetime, hours: float | None, by: str
+) -> None:
+    """Windows that ended before count nothing; of one that had begun before, what could have been used since."""
+    window = Window(kind=kind, limit_s=limit * HOUR)
+    since, known = NOW - timedelta(weeks=3), retrospect.Known(connected)
+    found = retrospect.expired(window, [], [], since, NOW, known)
+    assert found == (None if hours is None else hours * HOUR, by)
+
+
+def test_a_window_that_had_begun_before_counts_by_the_platforms_word_and_by_all_sessions() -> None:
+    """It had used 26 h before we came, so 4 h were there; two sessions at once can use 6 h in three."""
+    told = [reading(26.0, MONDAY - timedelta(hours=3), MONDAY)]
+    since = NOW - timedelta(weeks=1)
+    known = retrospect.Known(MONDAY - timedelta(hours=3), burn=2.0)
+    assert retrospect.expired(WEEKLY, [], told, since, NOW, known) == (4 * HOUR, "live")
+    assert retrospect.expired(WEEKLY, [], [], since, NOW, known) == (6 * HOUR, "ledger")
+
+
+@pytest.mark.parametrize("how", ["connected", "read", "offered", "used"])
+def test_the_report_of_a_young_home_counts_no_quota_that_expired_before_it(
+    bench: Bench, how: str
+) -> None:
+    """Whatever the first trace of the platform is; what is left out is told, and a platform nobody asked has none."""
+    windows = {"kaggle": {"gpu": WEEKLY}, "other": {"gpu": WEEKLY}}
+    bench.clock.now = (MONDAY - timedelta(hours=5)).timestamp()
+    if how == "connected":
+        bench.ledger.record("platform.connected", "by kaggle", platform="kaggle")
+    elif how == "read":
+        bench.ledger.add_reading("kaggle", "me", "gpu", 3 * HOUR, 30 * HOUR, MONDAY, bench.now)
+    elif how == "offered":
+        bench.ledger.set_meta(standing.offers_key("kaggle"), "{}")
+    else:
+        (job,) = bench.submit("a")
+        session, (attempt,) = bench.plan(job, reserve_s=0.0)
+        bench.end(attempt)
+        bench.ledger.end_session(session.id, reason="done", charged_s=0.0, at=bench.now)
+    bench.clock.now = NOW.timestamp()
+    since = NOW - timedelta(weeks=4)
+    found = retrospect.look_back(bench.ledger, windows, since, NOW, {"kaggle": 2})
+    (line,) = found.pools
+    assert (line.platform, line.expired_s) == ("kaggle", 10 * HOUR)
+    assert [words for words in found.unknown if "what expired" in words] == [
+        "kaggle gpu: what expired before Sun 29 Nov 19:00 UTC, when freegpu first knew of it",
+        "other gpu: what expired, for freegpu has not asked there yet",
+    ]
 
 
 def test_the_report_adds_up_what_the_ledger_holds(bench: Bench) -> None:

@@ -720,6 +720,9 @@ class FakeWorkspace:
         )
         return self._answer("pull", usual, job, into, force)
 
+    def pull_matrix(self, name: str, into: Path | None, *, force: bool = False) -> Any:
+        return self._answer("pull_matrix", None, name, into, force)
+
     def checkpoints(self, job: str) -> Any:
         nothing = {"step": None, "size": None, "sent": None, "at": None, "confirmed_by": ""}
         second = {"attempt": "k3x9f2-2", "number": 2, "platform": "kaggle", "epoch": 2}
