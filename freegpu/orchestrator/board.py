@@ -143,6 +143,8 @@ class Board:
     #: open spots that suit, by the identity of what `fitting` remembers for some needs
     _suited: dict[int, list[tuple[Spot, int]]] = field(default_factory=dict)
     _claims: dict[tuple[frozenset[Login], bool], reserve.Claim] = field(default_factory=dict)
+    #: by the identity of a claim: see `offered`; as of the last time that something was taken
+    _offered: dict[int, list[Spot]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> Board:
@@ -213,12 +215,34 @@ class Board:
 
     def claim(self, job: Waiting, ask: Ask, fit: Fit) -> reserve.Claim:
         """What the job may take of what is kept."""
-        presses = fit.paces is not None and urgent(job, ask, fit.paces, self.now)
-        found = self._claims.get((fit.homes, presses))
+        return self.claimed(
+            fit.homes, fit.paces is not None and urgent(job, ask, fit.paces, self.now)
+        )
+
+    def claimed(self, homes: frozenset[Login], presses: bool) -> reserve.Claim:
+        """The claim of jobs with these homes; one object for all of them."""
+        found = self._claims.get((homes, presses))
         if found is None:
-            found = reserve.Claim(homes=fit.homes, urgent=presses)
-            self._claims[fit.homes, presses] = found
+            found = reserve.Claim(homes=homes, urgent=presses)
+            self._claims[homes, presses] = found
         return found
+
+    def offered(self, claim: reserve.Claim) -> list[Spot]:
+        """Spots that jobs with this claim, one of `claim`'s, may still be let into; of the others not even the shortest is."""
+        found = self._offered.get(id(claim))
+        if found is None:
+            found = self._offered[id(claim)] = [
+                spot
+                for spot in self.spots
+                if not (spot.gone or spot.attended or self.barred(spot, claim))
+            ]
+        return found
+
+    def barred(self, spot: Spot, claim: reserve.Claim) -> bool:
+        """Whether all that is left of its quota is kept from such jobs: a new session there costs something in any case."""
+        if spot.kind is not SpotKind.NEW or spot.rate <= 0 or spot.delay_s <= 0:
+            return False
+        return bool(spot.offer.pool) and self._allowance(spot, claim) <= 0
 
     @cached_property
     def others(self) -> int:
@@ -232,9 +256,9 @@ class Board:
         With a queue beside it, also what has memory like nobody else: the benchmark's last jobs were those that came
         after others had spent it.
         """
-        jobs = [job.needs for job in self.snapshot.waiting]
-        jobs += [running.job.needs for running in self.snapshot.running]
-        found = self.fitting.sole(jobs) | self.fitting.sole_lately(self.snapshot.lately)
+        found = self.fitting.sole_waiting(self.snapshot.waiting)
+        found |= self.fitting.sole([running.job.needs for running in self.snapshot.running])
+        found |= self.fitting.sole_lately(self.snapshot.lately)
         return found | self.fitting.largest if self.others >= reserve.MANY else found
 
     def fit(self, kind: Kind) -> Fit:
@@ -290,18 +314,26 @@ class Board:
 
     def _allowed(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook | None:
         """The same if the job may have it, else None: nobody asks for most reasons."""
-        if spot.attended or dust(ask, spot):
+        if spot.attended:
+            return None
+        units = self.units(ask, spot, claim)
+        if units is None:
+            return None
+        return expect(ask, spot, choice, reserve.price(units, spot, self.others) if units else 0.0)
+
+    def units(self, ask: Ask, spot: Spot, claim: reserve.Claim) -> float | None:
+        """What it would cost; None: the job may not have it, whoever starts the session."""
+        if dust(ask, spot):
             return None
         units = reserve.cost(ask, spot)
-        if units > 0:
-            whose = (claim.homes, claim.urgent)
-            allowed = spot.allowances.get(whose)
-            if allowed is None:
-                allowed = reserve.allowance(spot, claim, self.sole)
-                spot.allowances[whose] = allowed
-            if units > allowed:
-                return None
-        return expect(ask, spot, choice, reserve.price(units, spot, self.others) if units else 0.0)
+        return None if units > 0 and units > self._allowance(spot, claim) else units
+
+    def _allowance(self, spot: Spot, claim: reserve.Claim) -> float:
+        whose = (claim.homes, claim.urgent)
+        allowed = spot.allowances.get(whose)
+        if allowed is None:
+            allowed = spot.allowances[whose] = reserve.allowance(spot, claim, self.sole)
+        return allowed
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
         """The longest job of this kind that is still let in anywhere."""
@@ -361,7 +393,7 @@ class Board:
             self._start(spot, outlook.sentence(ask, spot), ask, job)
         else:
             self._join(next(s for s in self.started if s.spot is spot), ask, job)
-        self.count()
+        self.count(spot)
 
     def _start(self, spot: Spot, why: str, ask: Ask, job: str) -> None:
         left, most = self.openings[spot.login]
@@ -380,12 +412,15 @@ class Board:
         spot.budget.left_s -= more
         spot.free -= 1
 
-    def count(self) -> None:
+    def count(self, took: Spot) -> None:
         """After something was taken: note what quota is left, and the same as `look`."""
         self.taken += 1
-        for spot in self.spots:
-            if not spot.gone:
-                spot.measure()
+        self._offered.clear()
+        # a slot of a live session takes no quota, and what others have left is as it was
+        if took.kind is not SpotKind.LIVE:
+            for spot in self.spots:
+                if spot.budget is took.budget and not spot.gone:
+                    spot.measure()
         self.look()
 
     def look(self) -> None:

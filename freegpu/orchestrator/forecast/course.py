@@ -16,7 +16,7 @@ from freegpu.orchestrator.forecast import view, work
 from freegpu.orchestrator.forecast.purse import Purse
 from freegpu.orchestrator.forecast.state import JobNow, PlatformNow, Seat, SessionNow, What
 from freegpu.orchestrator.forecast.world import Run, Stay, WindowUse, World
-from freegpu.orchestrator.model import Standing
+from freegpu.orchestrator.model import Standing, Waiting
 from freegpu.orchestrator.spots import Kind, Shape, shape_of, unfit
 
 __all__ = ["Course"]
@@ -43,6 +43,8 @@ class Course:
         #: a job -> those that come after it
         self.followers: dict[str, list[JobNow]] = {}
         self.waiting: dict[str, JobNow] = {}
+        #: these as the policy sees them; None: others wait now
+        self.line: tuple[Waiting, ...] | None = None
         self.sessions: dict[str, SessionNow] = {}
         self.runs: list[Run] = []
         self.windows: list[WindowUse] = []
@@ -124,12 +126,13 @@ class Course:
         self._wait(job)
 
     def _wait(self, job: JobNow) -> None:
-        job.state, job.waiting = "waiting", None
+        job.state, job.waiting, self.line = "waiting", None, None
         self.waiting[job.job.id] = job
 
     def _seat(self, session: SessionNow, slot: int, job: JobNow) -> None:
         """The job takes the slot; its work begins when the session is there and the job has started."""
-        self.waiting.pop(job.job.id, None)
+        if self.waiting.pop(job.job.id, None) is not None:
+            self.line = None
         job.state = "placed"
         card, spec = session.offer.card, job.job
         platform = session.at

@@ -1,0 +1,204 @@
+"""The jobs that wait, in groups that differ in nothing but their length as far as places go, and who of them may get one. Pure.
+
+What the shortest of a group may not have, the others may not have either: whether anybody can be let in anywhere is told
+by looking at one job a group. Remembered while the same jobs wait: between two events of a forecast most often they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from freegpu import cards
+from freegpu.orchestrator import moves
+from freegpu.orchestrator.board import Board
+from freegpu.orchestrator.expectation import dust_at, shorter, too_short
+from freegpu.orchestrator.fitting import KEPT, Fitting, Judged
+from freegpu.orchestrator.model import Waiting
+from freegpu.orchestrator.reserve import Claim
+from freegpu.orchestrator.spots import Ask, Kind, Login, Spot, least_s
+from freegpu.orchestrator.turns import endangered, urgent
+
+__all__ = ["Takers"]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Group:
+    """Jobs without a deadline that fit the same machines, want as much grace, have the same homes and the same speeds."""
+
+    shortest: Ask
+    judged: Judged
+    members: list[Waiting]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Crowd:
+    """All of them."""
+
+    groups: Sequence[Group]
+    #: the same by their homes
+    homes: Mapping[frozenset[Login], Sequence[Group]]
+    #: those with a deadline, one by one: what they may have changes with the time
+    dated: Sequence[tuple[Waiting, Ask, Judged]]
+    #: the least of all, and whether any has shown its own speed somewhere
+    work_s: float
+    grace_s: float
+    told: bool
+    #: for slots that pass on: without a deadline, the shortest of each kind and priority; and those that fit nothing on offer
+    movers: Sequence[tuple[Waiting, Ask]]
+
+
+def _of(waiting: Sequence[Waiting], fitting: Fitting) -> Crowd:
+    """Of these jobs, before these machines."""
+    known: tuple[Sequence[Waiting] | None, Crowd | None] = fitting.crowd
+    if known[0] is waiting and known[1] is not None:
+        return known[1]
+    found = _grouped(waiting, fitting)
+    if len(waiting) <= KEPT:
+        fitting.crowd = (waiting, found)
+    return found
+
+
+def _grouped(waiting: Sequence[Waiting], fitting: Fitting) -> Crowd:
+    groups: dict[tuple[Any, ...], Group] = {}
+    dated: list[tuple[Waiting, Ask, Judged]] = []
+    movers: dict[tuple[Kind, int] | str, tuple[Waiting, Ask]] = {}
+    asks = [Ask.of(job) for job in waiting]
+    for job, ask in zip(waiting, asks, strict=True):
+        kind = ask.kind
+        judged = fitting.of_kind(kind)
+        if job.deadline is not None:
+            dated.append((job, ask, judged))
+            continue
+        alike = job.id if ask.speeds else (kind, job.priority)
+        mover = movers.get(alike)
+        if mover is None or ask.work_s < mover[1].work_s:
+            movers[alike] = (job, ask)
+        if judged.paces is None:
+            continue
+        key = (
+            fitting.pattern(judged),
+            judged.homes,
+            kind.grace_s,
+            kind.needs.workload,
+            kind if kind.narrow else None,
+            job.id if ask.speeds else "",
+        )
+        group = groups.get(key)
+        if group is None:
+            groups[key] = Group(shortest=ask, judged=judged, members=[job])
+            continue
+        group.members.append(job)
+        if ask.work_s < group.shortest.work_s:
+            group.shortest = ask
+    homes: dict[frozenset[Login], list[Group]] = {}
+    for group in groups.values():
+        homes.setdefault(group.judged.homes, []).append(group)
+    return Crowd(
+        homes=homes,
+        groups=tuple(groups.values()),
+        dated=dated,
+        work_s=min([ask.work_s for ask in asks], default=0.0),
+        grace_s=min([ask.kind.grace_s for ask in asks], default=0.0),
+        told=any(ask.speeds for ask in asks),
+        movers=tuple(movers.values()),
+    )
+
+
+class Takers:
+    """Who may get something in a decision.
+
+    While jobs wait for a quota to come back, that is nobody at most events of a forecast. What is free only shrinks while
+    we decide, but for the slots of sessions that are started: so what nobody may have as things stand stays as it is, and
+    with it jobs that fit nothing else. Tested against the decision without it: tests/unit/test_decision_savings.py.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.there = _of(board.snapshot.waiting, board.fitting)
+
+    def jobs(self) -> list[Waiting]:
+        """Those that may get a place, whoever comes first; of the others none can."""
+        if not self.board.snapshot.waiting or self.board.spent:
+            return []
+        wanted = list(self._wanted())
+        if not wanted:
+            return []
+        found: list[Waiting] = []
+        for group in self.there.groups:
+            if any(_suits(spot, group.shortest.kind, group.judged) for spot in wanted):
+                found += group.members
+        for job, ask, judged in self.there.dated:
+            if judged.paces is not None and any(_suits(spot, ask.kind, judged) for spot in wanted):
+                found.append(job)
+        return found
+
+    @property
+    def none(self) -> bool:
+        """Whether nobody may have anything of what is left."""
+        return next(self._wanted(), None) is None
+
+    def passes_on(self) -> bool:
+        """Whether any slot may pass on: in what order the jobs are asked matters only if one does."""
+        now = self.board.now
+        asked = [(job, ask, False) for job, ask in self.there.movers]
+        asked += [
+            (job, ask, judged.paces is not None and endangered(job, ask, judged.paces, now))
+            for job, ask, judged in self.there.dated
+        ]
+        return bool(moves.find(asked, self.board.snapshot.running, now))
+
+    def _wanted(self) -> Iterator[Spot]:
+        """Spots that somebody may have as things stand."""
+        there = self.there
+        least = least_s(there.grace_s)
+        for spot in self.board.spots:
+            if spot.gone or spot.attended or shorter(spot, least):
+                continue
+            if not self._dust_for_all(spot) and self._somebody(spot):
+                yield spot
+
+    @cached_property
+    def _claimants(self) -> Sequence[tuple[Claim, Sequence[tuple[Ask, Judged]]]]:
+        """Of each claim the jobs with it; of those that differ only in their length the shortest."""
+        found: dict[int, tuple[Claim, list[tuple[Ask, Judged]]]] = {}
+        for homes, groups in self.there.homes.items():
+            claim = self.board.claimed(homes, False)
+            found[id(claim)] = (claim, [(group.shortest, group.judged) for group in groups])
+        for job, ask, judged in self.there.dated:
+            if judged.paces is not None:
+                presses = urgent(job, ask, judged.paces, self.board.now)
+                claim = self.board.claimed(judged.homes, presses)
+                found.setdefault(id(claim), (claim, []))[1].append((ask, judged))
+        return list(found.values())
+
+    def _somebody(self, spot: Spot) -> bool:
+        """Whether any job may have this spot as things stand."""
+        for claim, every in self._claimants:
+            if self.board.barred(spot, claim):
+                continue
+            for ask, judged in every:
+                if (
+                    _suits(spot, ask.kind, judged)
+                    and self.board.units(ask, spot, claim) is not None
+                ):
+                    return True
+        return False
+
+    def _dust_for_all(self, spot: Spot) -> bool:
+        """Whether what is left of its quota is not even worth a start for the shortest of all on the fastest such card."""
+        there = self.there
+        if not spot.poor or there.told:
+            return False
+        return dust_at(spot, there.grace_s, there.work_s / cards.fastest(spot.offer.card))
+
+
+def _suits(spot: Spot, kind: Kind, judged: Judged) -> bool:
+    """Whether such a job fits the machine and the length of its first session, whatever is kept for others."""
+    return (
+        judged.choices[spot.number] is not None
+        and not (kind.narrow and not kind.allows(spot.offer.platform))
+        and not too_short(kind, spot)
+    )
