@@ -18,7 +18,7 @@ from freegpu.orchestrator.expectation import dust_at, shorter, too_short
 from freegpu.orchestrator.fitting import KEPT, Fitting, Judged
 from freegpu.orchestrator.model import Waiting
 from freegpu.orchestrator.reserve import Claim
-from freegpu.orchestrator.spots import Ask, Kind, Login, Spot, least_s
+from freegpu.orchestrator.spots import Ask, Kind, Login, Spot, least_s, shape_of
 from freegpu.orchestrator.turns import endangered, urgent
 
 __all__ = ["Takers"]
@@ -48,6 +48,8 @@ class Crowd:
     told: bool
     #: for slots that pass on: without a deadline, the shortest of each kind and priority; and those that fit nothing on offer
     movers: Sequence[tuple[Waiting, Ask]]
+    #: the same for machines that are on offer: the shortest of all that these fit alike
+    alike: Sequence[tuple[Waiting, Ask]]
 
 
 def _of(waiting: Sequence[Waiting], fitting: Fitting) -> Crowd:
@@ -62,36 +64,33 @@ def _of(waiting: Sequence[Waiting], fitting: Fitting) -> Crowd:
 
 
 def _grouped(waiting: Sequence[Waiting], fitting: Fitting) -> Crowd:
-    groups: dict[tuple[Any, ...], Group] = {}
+    groups: dict[int | str, Group] = {}
     dated: list[tuple[Waiting, Ask, Judged]] = []
-    movers: dict[tuple[Kind, int] | str, tuple[Waiting, Ask]] = {}
+    movers: dict[Any, tuple[Waiting, Ask]] = {}
+    alike: dict[Any, tuple[Waiting, Ask]] = {}
     asks = [Ask.of(job) for job in waiting]
+    lots = fitting.lots
     for job, ask in zip(waiting, asks, strict=True):
-        kind = ask.kind
-        judged = fitting.of_kind(kind)
+        kind, work = ask.kind, ask.work_s
+        lot = lots.get(kind)
+        judged, number = lot if lot is not None else fitting.lot(kind)
         if job.deadline is not None:
             dated.append((job, ask, judged))
             continue
-        alike = job.id if ask.speeds else (kind, job.priority)
-        mover = movers.get(alike)
-        if mover is None or ask.work_s < mover[1].work_s:
-            movers[alike] = (job, ask)
+        alone = job.id if ask.speeds else None
+        for shortest, of in ((movers, kind), (alike, number)):
+            key = alone or (of, job.priority)
+            first = shortest.get(key)
+            if first is None or work < first[1].work_s:
+                shortest[key] = (job, ask)
         if judged.paces is None:
             continue
-        key = (
-            fitting.pattern(judged),
-            judged.homes,
-            kind.grace_s,
-            kind.needs.workload,
-            kind if kind.narrow else None,
-            job.id if ask.speeds else "",
-        )
-        group = groups.get(key)
+        group = groups.get(alone or number)
         if group is None:
-            groups[key] = Group(shortest=ask, judged=judged, members=[job])
+            groups[alone or number] = Group(shortest=ask, judged=judged, members=[job])
             continue
         group.members.append(job)
-        if ask.work_s < group.shortest.work_s:
+        if work < group.shortest.work_s:
             group.shortest = ask
     homes: dict[frozenset[Login], list[Group]] = {}
     for group in groups.values():
@@ -104,6 +103,7 @@ def _grouped(waiting: Sequence[Waiting], fitting: Fitting) -> Crowd:
         grace_s=min([ask.kind.grace_s for ask in asks], default=0.0),
         told=any(ask.speeds for ask in asks),
         movers=tuple(movers.values()),
+        alike=tuple(alike.values()),
     )
 
 
@@ -142,13 +142,16 @@ class Takers:
 
     def passes_on(self) -> bool:
         """Whether any slot may pass on: in what order the jobs are asked matters only if one does."""
-        now = self.board.now
-        asked = [(job, ask, False) for job, ask in self.there.movers]
+        now, numbers = self.board.now, self.board.fitting.numbers
+        running = self.board.snapshot.running
+        offered = all(shape_of(one.offer) in numbers for one in running)
+        shortest = self.there.alike if offered else self.there.movers
+        asked = [(job, ask, False) for job, ask in shortest]
         asked += [
             (job, ask, judged.paces is not None and endangered(job, ask, judged.paces, now))
             for job, ask, judged in self.there.dated
         ]
-        return bool(moves.find(asked, self.board.snapshot.running, now))
+        return bool(moves.find(asked, running, now))
 
     def _wanted(self) -> Iterator[Spot]:
         """Spots that somebody may have as things stand."""

@@ -73,7 +73,9 @@ class Fitting:
     _largest: frozenset[Login] | None = None
     _lately: tuple[Sequence[Needs], frozenset[Login]] = ((), frozenset())
     _waiting: tuple[Sequence[Waiting], frozenset[Login]] = ((), frozenset())
-    _patterns: dict[tuple[int | None, ...], int] = field(default_factory=dict)
+    #: see `lot`
+    lots: dict[Kind, tuple[Judged, int]] = field(default_factory=dict)
+    _numbered: dict[tuple[Any, ...], int] = field(default_factory=dict)
     #: jobs that waited at the last decision, and what `crowd` remembers of them
     crowd: tuple[Any, Any] = (None, None)
 
@@ -125,9 +127,20 @@ class Fitting:
             self._waiting = (waiting, found)
         return found
 
-    def pattern(self, judged: Judged) -> int:
-        """A number for what fits: the same for needs that the same machines fit, in the same order of cards."""
-        return self._patterns.setdefault(tuple(judged.choices), len(self._patterns))
+    def lot(self, kind: Kind) -> tuple[Judged, int]:
+        """What fits these jobs, and a number: equal for kinds that no place tells apart, whatever the jobs' lengths."""
+        judged = self.of_kind(kind)
+        same = (
+            tuple(judged.choices),
+            judged.homes,
+            kind.grace_s,
+            kind.needs.workload,
+            kind if kind.narrow else None,
+        )
+        if len(self.lots) >= MOST:
+            self.lots.clear()
+        found = self.lots[kind] = (judged, self._numbered.setdefault(same, len(self._numbered)))
+        return found
 
     @property
     def largest(self) -> frozenset[Login]:
