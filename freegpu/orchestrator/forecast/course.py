@@ -71,7 +71,8 @@ class Course:
                 self.followers.setdefault(first, []).append(state)
             if not state.needed and job.id not in seated:
                 self._at(arrives, What.ARRIVE, state)
-        self.unfinished = len(self.jobs)
+        #: of the jobs that count
+        self.unfinished = len(self.jobs.keys() & world.watched if world.watched else self.jobs)
         for platform in self.platforms.values():
             if platform.blocked_until is not None:
                 self._at(max(0.0, self._seconds(platform.blocked_until)), What.OPEN, platform)
@@ -102,7 +103,7 @@ class Course:
             self._foresee(purse)
         luck = random.Random(f"{self.seed}:{given.session}")  # noqa: S311 - luck, no secret
         loss = platform.given.loss_per_h / 3600
-        self._at(0.0, What.LIVE, session)
+        self._at(given.starts_s, What.LIVE, session)
         self._at(luck.expovariate(loss) if loss > 0 else math.inf, What.LOSS, session)
         self._at(session.ends, What.LIMIT, session)
 
@@ -194,7 +195,7 @@ class Course:
             return False
         job = self._leave(session, slot, "finished", saved=True)
         job.state, job.finished = "finished", self.now
-        self.unfinished -= 1
+        self.unfinished -= not self.world.watched or job.job.id in self.world.watched
         for other in self.followers.get(job.job.id, ()):
             other.needed.discard(job.job.id)
             if not other.needed:
