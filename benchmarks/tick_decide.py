@@ -63,7 +63,7 @@ QUEUES: dict[str, Callable[[Snapshot], Snapshot]] = {
 
 def forget() -> None:
     """As in a process that has just begun."""
-    for known in (fitting._fitting, spots.misfit, spots._kind):
+    for known in (fitting._fitting, fitting._found, spots.misfit, spots._kind):
         known.cache_clear()
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "Card",
     "Precision",
     "capability",
+    "fastest",
     "find",
     "fulfils",
     "kind",
@@ -170,6 +171,12 @@ def speed(card_name: str, workload: str = "general") -> float:
             product *= speed(card_name, part)
         return float(product ** (1 / len(_GENERAL)))
     return _modelled(card, workload)
+
+
+@lru_cache(maxsize=1024)
+def fastest(card_name: str) -> float:
+    """Its speed relative to a T4 in the class of work in which that is greatest."""
+    return max(speed(card_name, workload) for workload in WORKLOADS)
 
 
 def kind(card_name: str) -> Kind:

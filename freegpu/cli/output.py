@@ -202,9 +202,16 @@ class Output:
         """A bar of bytes on stderr, redrawn in place; silent where nobody watches."""
         if not self.talks_to_terminal or total <= 0:
             return
-        filled = round(24 * min(1.0, done / total))
-        bar = "#" * filled + "." * (24 - filled)
-        line = f"{text.safe(words)}  [{bar}]  {text.size(done)} of {text.size(total)}"
+        self._bar(f"{text.safe(words)}  ", done / total, f"{text.size(done)} of {text.size(total)}")
+
+    def steps(self, words: str, done: int, total: int) -> None:
+        """The same for what is counted."""
+        if self.talks_to_terminal and total > 0:
+            self._bar(f"{text.safe(words)}  ", done / total, f"{done} of {total}")
+
+    def _bar(self, words: str, share: float, figures: str) -> None:
+        filled = round(24 * min(1.0, share))
+        line = f"{words}[{'#' * filled}{'.' * (24 - filled)}]  {figures}"
         self.stderr.write("\r" + text.clip(line, shutil.get_terminal_size().columns - 1) + "\x1b[K")
         self.stderr.flush()
         self._meter = True

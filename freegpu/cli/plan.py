@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,10 @@ POOLS = (
 )
 #: columns of the picture's stretch of time; and of all of it where nobody knows how wide the paper is
 NARROWEST, WIDEST, USUAL_ROOM = 20, 160, 80
+#: how many runs are done is shown to whoever has waited this long, seconds
+PATIENCE_S = 2.0
+#: eight of ten are told of fewer runs with a warning
+RANGE = 10
 #: what is not foreseen
 NEVER = "not in 4 weeks"
 
@@ -49,7 +54,7 @@ _runs = click.option(
     "--runs",
     type=click.IntRange(min=1, max=1000),
     metavar="N",
-    help="How often the queue is run forward.  [default: 40; less for more than 250 jobs]",
+    help="How often the queue is run forward.  [default: 40; fewer for more than 62 jobs]",
 )
 
 
@@ -77,7 +82,15 @@ def plan(
     quota that takes and what expires unused, and what would make them finish sooner. Nothing is changed.
     """
     with call.workspace() as workspace:
-        found = workspace.plan(specs, overrides=changes, environ=call.environ, goal=goal, runs=runs)
+        found = workspace.plan(
+            specs,
+            overrides=changes,
+            environ=call.environ,
+            goal=goal,
+            runs=runs,
+            on_run=_meter(call),
+        )
+    call.out.end_meter()
     return Result(data=found, show=lambda out: _show_plan(found, out))
 
 
@@ -98,7 +111,8 @@ def simulate(call: Call, weeks: int, goal: Goal | None, runs: int | None) -> Res
     One likely course is drawn; when jobs finish is told for many. Sessions that a person must start are left out.
     """
     with call.workspace() as workspace:
-        found = workspace.simulate(weeks, goal=goal, runs=runs)
+        found = workspace.simulate(weeks, goal=goal, runs=runs, on_run=_meter(call))
+    call.out.end_meter()
     return Result(data=found, show=lambda out: _show_ahead(found, out))
 
 
@@ -118,7 +132,23 @@ def _show_plan(found: Plan, out: Output) -> None:
             where = f" ({each.where})" if each.where else ""
             out.line(safe(f"{each.name}: {gain} {each.change}{where}"))
     others = f" beside {found.queued} in the queue" if found.queued else ""
-    out.note(f"{found.runs} runs{others}; nothing was submitted")
+    out.note(f"{found.runs} runs{others}{_rough(found.runs)}; nothing was submitted")
+
+
+def _meter(call: Call) -> Callable[[int, int], None]:
+    """Shows how many runs are done, to a person who has waited for a while."""
+    begin = time.monotonic()
+
+    def on_run(done: int, total: int) -> None:
+        if not call.json and time.monotonic() - begin >= PATIENCE_S:
+            call.out.steps("runs of the queue", done, total)
+
+    return on_run
+
+
+def _rough(runs: int) -> str:
+    """What is to be thought of ranges from so few runs."""
+    return ", too few for a good range: --runs sets how many" if runs < RANGE else ""
 
 
 def _show_ahead(found: Ahead, out: Output) -> None:

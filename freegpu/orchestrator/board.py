@@ -93,7 +93,7 @@ class Fit:
     #: nothing is left for these jobs
     hopeless: bool
     #: urgent or not -> the longest of these jobs that may still be let in, T4 seconds
-    most: dict[bool, float] = field(default_factory=dict)
+    most: dict[tuple[bool, bool], float] = field(default_factory=dict)
     #: how many of these jobs have not had their turn
     to_come: int = 0
     #: how much had been taken when `spots` was looked through last
@@ -144,6 +144,8 @@ class Board:
     #: open spots that suit, by the identity of what `fitting` remembers for some needs
     _suited: dict[int, list[tuple[Spot, int]]] = field(default_factory=dict)
     _claims: dict[tuple[frozenset[Login], bool, bool], reserve.Claim] = field(default_factory=dict)
+    #: by the identity of a claim: see `offered`; as of the last time that something was taken
+    _offered: dict[int, list[Spot]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> Board:
@@ -215,16 +217,19 @@ class Board:
     def claim(self, job: Waiting, ask: Ask, fit: Fit) -> reserve.Claim:
         """What the job may take of what is kept."""
         presses = fit.paces is not None and urgent(job, ask, fit.paces, self.now)
-        found = self._claim(fit.homes, presses, spared=False)
+        found = self.claimed(fit.homes, presses)
         if self.others >= reserve.FEW:
             return found
         # looking must not change what is decided: a fit remembers what was looked at
         look = replace(fit, spots=list(fit.spots), most=dict(fit.most))
         if self.ranked(ask, look, found):
             return found
-        return self._claim(fit.homes, presses, spared=True)
+        return self.claimed(fit.homes, presses, spared=True)
 
-    def _claim(self, homes: frozenset[Login], presses: bool, *, spared: bool) -> reserve.Claim:
+    def claimed(
+        self, homes: frozenset[Login], presses: bool, *, spared: bool = False
+    ) -> reserve.Claim:
+        """The claim of jobs with these homes; one object for all of them."""
         found = self._claims.get((homes, presses, spared))
         if found is None:
             found = reserve.Claim(homes=homes, urgent=presses, spared=spared)
@@ -235,6 +240,23 @@ class Board:
         """Platforms that keep an even share from this job, unless they are its only home."""
         return self.sole if claim.spared else self.rare
 
+    def offered(self, claim: reserve.Claim) -> list[Spot]:
+        """Spots that jobs with this claim, one of `claim`'s, may still be let into; of the others not even the shortest is."""
+        found = self._offered.get(id(claim))
+        if found is None:
+            found = self._offered[id(claim)] = [
+                spot
+                for spot in self.spots
+                if not (spot.gone or spot.attended or self.barred(spot, claim))
+            ]
+        return found
+
+    def barred(self, spot: Spot, claim: reserve.Claim) -> bool:
+        """Whether all that is left of its quota is kept from such jobs: a new session there costs something in any case."""
+        if spot.kind is not SpotKind.NEW or spot.rate <= 0 or spot.delay_s <= 0:
+            return False
+        return bool(spot.offer.pool) and self._allowance(spot, claim) <= 0
+
     @cached_property
     def others(self) -> int:
         """Jobs that wait or run beside the one that chooses."""
@@ -243,9 +265,9 @@ class Board:
     @cached_property
     def sole(self) -> frozenset[Login]:
         """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
-        jobs = [job.needs for job in self.snapshot.waiting]
-        jobs += [running.job.needs for running in self.snapshot.running]
-        return self.fitting.sole(jobs) | self.fitting.sole_lately(self.snapshot.lately)
+        found = self.fitting.sole_waiting(self.snapshot.waiting)
+        found |= self.fitting.sole([running.job.needs for running in self.snapshot.running])
+        return found | self.fitting.sole_lately(self.snapshot.lately)
 
     @cached_property
     def rare(self) -> frozenset[Login]:
@@ -306,18 +328,26 @@ class Board:
 
     def _allowed(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook | None:
         """The same if the job may have it, else None: nobody asks for most reasons."""
-        if spot.attended or dust(ask, spot):
+        if spot.attended:
+            return None
+        units = self.units(ask, spot, claim)
+        if units is None:
+            return None
+        return expect(ask, spot, choice, reserve.price(units, spot, self.others) if units else 0.0)
+
+    def units(self, ask: Ask, spot: Spot, claim: reserve.Claim) -> float | None:
+        """What it would cost; None: the job may not have it, whoever starts the session."""
+        if dust(ask, spot):
             return None
         units = reserve.cost(ask, spot)
-        if units > 0:
-            whose = (claim.homes, claim.urgent, claim.spared)
-            allowed = spot.allowances.get(whose)
-            if allowed is None:
-                allowed = reserve.allowance(spot, claim, self.keepers(claim))
-                spot.allowances[whose] = allowed
-            if units > allowed:
-                return None
-        return expect(ask, spot, choice, reserve.price(units, spot, self.others) if units else 0.0)
+        return None if units > 0 and units > self._allowance(spot, claim) else units
+
+    def _allowance(self, spot: Spot, claim: reserve.Claim) -> float:
+        whose = (claim.homes, claim.urgent, claim.spared)
+        allowed = spot.allowances.get(whose)
+        if allowed is None:
+            allowed = spot.allowances[whose] = reserve.allowance(spot, claim, self.keepers(claim))
+        return allowed
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
         """The longest job of this kind that is still let in anywhere."""
@@ -378,7 +408,7 @@ class Board:
             self._start(spot, outlook.sentence(ask, spot), ask, job)
         else:
             self._join(next(s for s in self.started if s.spot is spot), ask, job)
-        self.count()
+        self.count(spot)
 
     def _start(self, spot: Spot, why: str, ask: Ask, job: str) -> None:
         left, most = self.openings[spot.login]
@@ -397,12 +427,15 @@ class Board:
         spot.budget.left_s -= more
         spot.free -= 1
 
-    def count(self) -> None:
+    def count(self, took: Spot) -> None:
         """After something was taken: note what quota is left, and the same as `look`."""
         self.taken += 1
-        for spot in self.spots:
-            if not spot.gone:
-                spot.measure()
+        self._offered.clear()
+        # a slot of a live session takes no quota, and what others have left is as it was
+        if took.kind is not SpotKind.LIVE:
+            for spot in self.spots:
+                if spot.budget is took.budget and not spot.gone:
+                    spot.measure()
         self.look()
 
     def look(self) -> None:

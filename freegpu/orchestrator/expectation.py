@@ -134,12 +134,15 @@ def dust(ask: Ask, spot: Spot) -> bool:
 
     On a quota that comes back bit by bit sessions would otherwise double, each of them mostly start.
     """
-    if not spot.poor:
-        return False
+    return spot.poor and dust_at(spot, ask.kind.grace_s, ask.work_s / spot.speed(ask))
+
+
+def dust_at(spot: Spot, grace_s: float, run_s: float) -> bool:
+    """The same of a spot whose quota is short, for a job that runs so long there; whoever is shorter is no better off."""
     worth = TRICKLE_S if spot.budget.trickles else WORTH_S
     if spot.rate > 0:
         worth = min(worth, WORTH_SHARE * spot.budget.limit_s / spot.rate)
-    return spot.quota_s < spot.delay_s + ask.kind.grace_s + min(worth, ask.work_s / spot.speed(ask))
+    return spot.quota_s < spot.delay_s + grace_s + min(worth, run_s)
 
 
 def _least(kind: Kind, spot: Spot) -> float:

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median_high
+from typing import Any
 
 from freegpu import cards
 from freegpu.jobs.model import Accelerator, Needs
 from freegpu.orchestrator.machines import Shape, card_fault, lack, vram_of
-from freegpu.orchestrator.spots import NEVER_S, Kind, Login, Spot
+from freegpu.orchestrator.model import Waiting
+from freegpu.orchestrator.spots import NEVER_S, Kind, Login, Spot, SpotKind
 from freegpu.orchestrator.turns import Paces
 
 __all__ = ["Fitting", "Judged", "fitting"]
@@ -25,11 +27,16 @@ __all__ = ["Fitting", "Judged", "fitting"]
 HOME = 8.0
 #: needs that are remembered for one set of machines
 MOST = 20_000
+#: longer queues are not kept in memory for the sake of the next decision
+KEPT = 1000
 
 #: the number of a machine's shape, and the share of the time for which quota lets one of them run
 Machine = tuple[int, float]
 #: a card, and what the PyTorch beside it was built for
 Card = tuple[str, tuple[str, ...]]
+#: by the number of a machine's shape: the place in a job's list of cards; how fast the best and a middling card are; and
+#: seconds per T4 second by the number of the shape
+Found = tuple[Sequence[int | None], Paces | None, Sequence[float | None]]
 #: what of a job's needs decides about cards
 Asked = tuple[tuple[Accelerator, ...], bool, str, bool]
 
@@ -57,12 +64,20 @@ class Fitting:
     numbers: Mapping[Shape, int]
     #: the shapes by what decides about a card, with their numbers
     groups: Mapping[Card, Sequence[tuple[int, Shape]]]
+    #: shared by all that know the same machines
+    _found: dict[Needs, Found]
     _judged: dict[Needs, Judged] = field(default_factory=dict)
     _kinds: dict[Kind, Judged] = field(default_factory=dict)
     _sole: dict[Needs, Login | None] = field(default_factory=dict)
     _cards: dict[Asked, list[tuple[int, Sequence[tuple[int, Shape]]]]] = field(default_factory=dict)
     _largest: frozenset[Login] | None = None
     _lately: tuple[Sequence[Needs], frozenset[Login]] = ((), frozenset())
+    _waiting: tuple[Sequence[Waiting], frozenset[Login]] = ((), frozenset())
+    #: see `lot`
+    lots: dict[Kind, tuple[Judged, int]] = field(default_factory=dict)
+    _numbered: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    #: jobs that waited at the last decision, and what `crowd` remembers of them
+    crowd: tuple[Any, Any] = (None, None)
 
     def of(self, needs: Needs) -> Judged:
         """What fits these needs."""
@@ -103,6 +118,30 @@ class Fitting:
             self._lately = (lately, self.sole(lately))
         return self._lately[1]
 
+    def sole_waiting(self, waiting: Sequence[Waiting]) -> frozenset[Login]:
+        """`sole` of jobs that are often the very ones of the last time."""
+        if self._waiting[0] is waiting:
+            return self._waiting[1]
+        found = self.sole([job.needs for job in waiting])
+        if len(waiting) <= KEPT:
+            self._waiting = (waiting, found)
+        return found
+
+    def lot(self, kind: Kind) -> tuple[Judged, int]:
+        """What fits these jobs, and a number: equal for kinds that no place tells apart, whatever the jobs' lengths."""
+        judged = self.of_kind(kind)
+        same = (
+            tuple(judged.choices),
+            judged.homes,
+            kind.grace_s,
+            kind.needs.workload,
+            kind if kind.narrow else None,
+        )
+        if len(self.lots) >= MOST:
+            self.lots.clear()
+        found = self.lots[kind] = (judged, self._numbered.setdefault(same, len(self._numbered)))
+        return found
+
     @property
     def largest(self) -> frozenset[Login]:
         """Platforms that have cards with memory that no other home has."""
@@ -129,6 +168,15 @@ class Fitting:
         return frozenset(login for login in found if login is not None)
 
     def _judge(self, needs: Needs) -> Judged:
+        found = self._found.get(needs)
+        if found is None:
+            if len(self._found) >= MOST:
+                self._found.clear()
+            found = self._found[needs] = self._find(needs)
+        choices, paces, seconds = found
+        return Judged(choices=choices, paces=paces, homes=_homes(self.able, seconds))
+
+    def _find(self, needs: Needs) -> Found:
         choices: list[int | None] = [None] * len(self.numbers)
         for choice, group in self._suitable(needs):
             for number, shape in group:
@@ -136,11 +184,7 @@ class Fitting:
                     choices[number] = choice
         seconds = self._seconds(needs, choices)
         known = [one for one in seconds if one is not None]
-        return Judged(
-            choices=choices,
-            paces=Paces(min(known), median_high(known)) if known else None,
-            homes=_homes(self.able, seconds),
-        )
+        return choices, Paces(min(known), median_high(known)) if known else None, seconds
 
     def _suitable(self, needs: Needs) -> list[tuple[int, Sequence[tuple[int, Shape]]]]:
         """The groups whose card does, with its place in the job's list of cards; memory and the like not considered."""
@@ -169,7 +213,8 @@ def fitting(spots: Sequence[Spot]) -> Fitting:
     """What is known of these machines, whose shapes are numbered."""
     every: dict[tuple[str, Shape], None] = {}
     able: dict[Login, dict[tuple[Shape, float], None]] = {}
-    for spot in spots:
+    # free slots last: they come and go, and are most often of machines that are on offer, too
+    for spot in sorted(spots, key=lambda spot: spot.kind is SpotKind.LIVE):
         every[spot.offer.platform, spot.shape] = None
         if not spot.attended and not spot.closed:
             able.setdefault(spot.login, {})[spot.shape, _share(spot)] = None
@@ -180,6 +225,12 @@ def fitting(spots: Sequence[Spot]) -> Fitting:
 
 
 @lru_cache(maxsize=16)
+def _found(machines: tuple[tuple[str, Shape], ...]) -> dict[Needs, Found]:
+    """What was found of these machines, whatever platforms are left alone for the moment."""
+    return {}
+
+
+@lru_cache(maxsize=32)
 def _fitting(
     machines: tuple[tuple[str, Shape], ...],
     able: tuple[tuple[Login, tuple[tuple[Shape, float], ...]], ...],
@@ -197,6 +248,7 @@ def _fitting(
         ],
         numbers=numbers,
         groups=groups,
+        _found=_found(machines),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,18 +11,22 @@ from typing import Any
 from freegpu import cards
 from freegpu.adapters.base import Offer
 from freegpu.orchestrator.forecast.engine import run
-from freegpu.orchestrator.forecast.plan import RUNS, Expected, Forecast, Unused, forecast, worlds
+from freegpu.orchestrator.forecast.plan import RUNS, Expected, Unused, together, told, worlds
+from freegpu.orchestrator.forecast.plan import results as plan_results
 from freegpu.orchestrator.forecast.world import Result, WindowUse
 from freegpu.orchestrator.model import Place, Snapshot, Waiting
 from freegpu.orchestrator.spots import Ask, shape_of, unfit
 
 __all__ = ["Ahead", "Fits", "Plan", "Sooner", "Span", "affordable", "ahead", "plan"]
 
+#: is told (runs that are done, of how many)
+OnRun = Callable[[int, int], None]
+
 #: runs for a suggestion: it only has to be told apart from nothing
 FEWER = 12
-#: the fewest runs that give a range, and what one answer may cost: runs x jobs x jobs, since a run of twice the
-#: queue takes about four times as long
-LEAST, COST = 4, 2_500_000
+#: the fewest runs that give a range, and what one answer may cost, runs x jobs: a run takes 1 to 3.5 ms a job, so this is at
+#: most nine seconds for a queue of up to 600
+LEAST, COST = 4, 2_500
 #: less than this of a pool is not worth a sentence, seconds at rate 1
 WORTH_USING_S = 600.0
 #: so many kinds of jobs are told to fit into hours that would expire
@@ -106,7 +110,7 @@ class Ahead:
 
 def affordable(jobs: int) -> int:
     """How often a queue of so many jobs is run forward if nobody says."""
-    return max(LEAST, min(RUNS, COST // max(1, jobs) ** 2))
+    return max(LEAST, min(RUNS, COST // max(1, jobs)))
 
 
 def plan(
@@ -116,20 +120,24 @@ def plan(
     *,
     runs: int | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
+    on_run: OnRun | None = None,
 ) -> Plan:
     """Run the queue forward with these jobs in it, and try what might make each of them finish sooner.
 
-    `groups`: matrices among them, name -> ids; what is true of one cell is tried with all of them.
+    `groups`: matrices among them, name -> ids; what is true of one cell is tried with all of them. `on_run` is told how many
+    runs are done, of how many.
     """
     groups = groups or {}
     everything = replace(snapshot, waiting=(*snapshot.waiting, *new))
     runs = runs or affordable(len(everything.waiting) + len(everything.running))
-    found = forecast(everything, now, runs=runs, groups=groups)
+    fewer = min(FEWER, max(LEAST, runs // 3))
+    sets = _sets(new, groups)
+    tried = sum(1 for members in sets.values() for _ in _changes(everything, members))
+    counted = _counting(on_run, runs + tried * fewer)
+    results = plan_results(everything, now, runs, on_run=counted)
+    found = told(everything, now, results, groups)
     mine = {job.id for job in new}
     jobs = tuple(expected for expected in found.jobs if expected.job in mine)
-    sets = _sets(new, groups)
-    finishes = {each.job: each.finish.middle for each in (*jobs, *found.groups)}
-    fewer = min(FEWER, max(LEAST, runs // 3))
     return Plan(
         begin=now,
         runs=runs,
@@ -140,7 +148,7 @@ def plan(
         sooner=tuple(
             sooner
             for name, members in sets.items()
-            for sooner in _sooner(everything, name, members, finishes[name], now, fewer)
+            for sooner in _sooner(everything, name, members, results[:fewer], now, counted)
         ),
         queued=len(snapshot.waiting) + len(snapshot.running),
     )
@@ -153,10 +161,12 @@ def ahead(
     *,
     runs: int | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
+    on_run: OnRun | None = None,
 ) -> Ahead:
-    """Run the user's queue and quotas forward for so many weeks."""
+    """Run the user's queue and quotas forward for so many weeks; `on_run` as of `plan`."""
     runs = runs or affordable(len(snapshot.waiting) + len(snapshot.running))
-    found: Forecast = forecast(snapshot, now, runs=runs, groups=groups)
+    counted = _counting(on_run, runs)
+    found = told(snapshot, now, plan_results(snapshot, now, runs, on_run=counted), groups)
     until = now + timedelta(weeks=weeks)
     likely = run(replace(worlds(snapshot, now, 1)[0], horizon_s=weeks * 7 * 86400.0), 0)
     sets = _sets([*snapshot.waiting, *(each.job for each in snapshot.running)], groups or {})
@@ -260,23 +270,41 @@ def _spans(result: Result, snapshot: Snapshot) -> Iterator[Span]:
         )
 
 
+def _counting(on_run: OnRun | None, total: int) -> Callable[[], None]:
+    """Something to be called after each run."""
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        if on_run is not None:
+            on_run(done, total)
+
+    return count
+
+
 def _sooner(
     snapshot: Snapshot,
     name: str,
     jobs: Sequence[Waiting],
-    present: datetime | None,
+    present: Sequence[Result],
     now: datetime,
-    runs: int,
+    on_run: Callable[[], None],
 ) -> Iterator[Sooner]:
-    """`jobs`: one, or the cells of a matrix, which are changed together."""
+    """`jobs`: one, or the cells of a matrix, which are changed together; `present`: runs without any change.
+
+    Each changed run has the luck of the one that it is set against, and ends with these jobs: nothing else is asked of it.
+    """
+    ids = [job.id for job in jobs]
+    usual = together(name, ids, present).finish.middle
     for change, world in _changes(snapshot, jobs):
-        ids = [job.id for job in jobs]
-        (then,) = forecast(world, now, runs=runs, groups={name: ids}).groups
+        runs = plan_results(world, now, len(present), watched=ids, on_run=on_run)
+        then = together(name, ids, runs)
         if then.finish.middle is None:
             continue
         took = (then.finish.middle - now).total_seconds()
-        before = (present - now).total_seconds() if present else math.inf
-        if before - took >= max(WORTH_S, WORTH * before if present else 0.0):
+        before = (usual - now).total_seconds() if usual else math.inf
+        if before - took >= max(WORTH_S, WORTH * before if usual else 0.0):
             yield Sooner(
                 job=name,
                 name=name if len(jobs) > 1 else jobs[0].name,

@@ -424,6 +424,8 @@ class Standing:
     held_s: float
     #: (slot, job)
     jobs: tuple[tuple[int, str], ...]
+    #: seconds until it lives, if it is still starting
+    starts_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

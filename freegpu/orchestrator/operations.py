@@ -564,10 +564,12 @@ class Workspace:
         environ: Mapping[str, str],
         goal: Goal | None = None,
         runs: int | None = None,
+        on_run: Callable[[int, int], None] | None = None,
     ) -> Foreseen:
         """What would become of these jobs if they were submitted now; changes nothing. Errors as of `submit`.
 
-        `runs`: how often the queue is run forward; None: as often as a queue of this length allows.
+        `runs`: how often the queue is run forward; None: as often as a queue of this length allows. `on_run` is told how
+        many runs are done, of how many.
         """
         from freegpu.orchestrator import drafts, foresight
 
@@ -578,14 +580,23 @@ class Workspace:
         alone = [_as_waiting(spec, after + index, now=now) for index, spec in enumerate(specs)]
         new = drafts.waiting(self.ledger, specs, alone)
         named = drafts.matrices(zip((job.id for job in new), specs, strict=True))
-        return foresight.plan(snapshot, new, now, runs=runs, groups=named)
+        return foresight.plan(snapshot, new, now, runs=runs, groups=named, on_run=on_run)
 
-    def simulate(self, weeks: int, *, goal: Goal | None = None, runs: int | None = None) -> Ahead:
-        """The queue and the quotas run forward; changes nothing."""
+    def simulate(
+        self,
+        weeks: int,
+        *,
+        goal: Goal | None = None,
+        runs: int | None = None,
+        on_run: Callable[[int, int], None] | None = None,
+    ) -> Ahead:
+        """The queue and the quotas run forward; changes nothing. `on_run` as of `plan`."""
         from freegpu.orchestrator import foresight
 
         snapshot, queued = self._ahead(goal)
-        return foresight.ahead(snapshot, utc(self.clock), weeks, runs=runs, groups=queued)
+        return foresight.ahead(
+            snapshot, utc(self.clock), weeks, runs=runs, groups=queued, on_run=on_run
+        )
 
     def _ahead(self, goal: Goal | None) -> tuple[Snapshot, dict[str, list[str]]]:
         """The whole queue, also what may not begin yet, and the matrices in it."""

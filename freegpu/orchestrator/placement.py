@@ -16,6 +16,7 @@ from datetime import datetime
 
 from freegpu.orchestrator import moves
 from freegpu.orchestrator.board import Board
+from freegpu.orchestrator.crowd import Takers
 from freegpu.orchestrator.model import Action, Score, Snapshot, Waiting
 from freegpu.orchestrator.spots import Ask
 from freegpu.orchestrator.turns import endangered
@@ -31,7 +32,9 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
     """
     board = Board.of(snapshot, now)
     placed: set[str] = set()
-    queue = board.queue(snapshot.waiting)
+    # a witness is told of everybody's turn; else who cannot get anything is not even asked
+    takers = Takers(board) if witness is None else None
+    queue = board.queue(snapshot.waiting if takers is None else takers.jobs())
     about = () if witness is None else witness.about
     if witness is not None:
         witness.begins(board, queue)
@@ -44,7 +47,7 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
         if fit.hopeless or job.id in placed:
             continue
         claim = board.claim(job, ask, fit)
-        if ask.work_s > fit.most.get(claim.urgent, math.inf):
+        if ask.work_s > fit.most.get(claim.rights, math.inf) or not board.offered(claim):
             continue
         ranked = board.ranked(ask, fit, claim)
         if ranked:
@@ -52,13 +55,17 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
                 witness.takes(at, ranked)
             board.take(*ranked[0], ask, job.id)
             placed.add(job.id)
+            if takers is not None and takers.none:
+                break
         elif not fit.spots:
             # What is free only shrinks while we decide, so the next job of this kind need not look again.
             fit.hopeless = True
         elif fit.to_come:
-            fit.most[claim.urgent] = board.most_work(ask, fit, claim)
+            fit.most[claim.rights] = board.most_work(ask, fit, claim)
     passed: list[Action] = []
-    if snapshot.goal == "jct" and snapshot.running:
+    if snapshot.goal == "jct" and snapshot.running and (takers is None or takers.passes_on()):
+        if len(queue) < len(snapshot.waiting):
+            queue = board.queue(snapshot.waiting)
         rest = (
             (job, ask, fit.paces is not None and endangered(job, ask, fit.paces, now), fit.homes)
             for _, job, ask, fit in queue

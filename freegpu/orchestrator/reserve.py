@@ -41,6 +41,11 @@ class Claim:
     #: it could begin nowhere else now, and hardly anybody else is there: nothing is kept from it for jobs that may come
     spared: bool = False
 
+    @property
+    def rights(self) -> tuple[bool, bool]:
+        """What sets its jobs apart from others with the same homes."""
+        return self.urgent, self.spared
+
 
 def cost(ask: Ask, spot: Spot) -> float:
     """Quota that a session there is expected to take for this job, seconds at rate 1.

@@ -70,6 +70,9 @@ def standing(ledger: Ledger, sessions: Sequence[Session], now: datetime) -> tupl
                 left_s=float(told) if isinstance(told, int | float) else left,
                 held_s=max(0.0, session.reserved_s - lived * session.rate),
                 jobs=tuple(sorted(slots.items())),
+                starts_s=0.0
+                if session.state is SessionState.LIVE
+                else max(0.0, offer.start_delay_s - lived),
             )
         )
     return tuple(found)

@@ -36,7 +36,7 @@ BEGIN = datetime(2026, 11, 30, 7, tzinfo=UTC)
 
 
 def forget() -> None:
-    for known in (fitting._fitting, spots.misfit, spots._kind):
+    for known in (fitting._fitting, fitting._found, spots.misfit, spots._kind):
         known.cache_clear()
 
 

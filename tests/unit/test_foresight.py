@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from freegpu.adapters.base import Capabilities, Offer
 from freegpu.jobs.model import Accelerator, Needs
-from freegpu.orchestrator.forecast.plan import forecast
+from freegpu.orchestrator.forecast.plan import forecast, results
 from freegpu.orchestrator.foresight import affordable, ahead, plan
 from freegpu.orchestrator.model import Running, Snapshot, Standing, Waiting
 from tests.unit.test_placement import HOUR, NOW, balance, offer, place
@@ -281,6 +281,53 @@ def test_a_deadline_is_met_in_a_share_of_runs() -> None:
 
 def test_a_long_queue_is_run_forward_less_often() -> None:
     """Forty times as long as it is quick, and never without a range."""
-    assert affordable(0) == affordable(100) == 40
-    assert 4 < affordable(500) < 40
+    assert affordable(0) == affordable(50) == 40
+    assert 4 < affordable(500) < affordable(100) < 40
     assert affordable(100_000) == 4
+
+
+def test_whoever_waits_is_told_how_many_runs_are_done() -> None:
+    """Every run counts, also those for what would be sooner: the last call says that all are done."""
+    told: list[tuple[int, int]] = []
+    narrow = known("a", 2, needs=Needs(accelerators=(Accelerator(card="T4"),), vram_gb=8))
+    plan(Snapshot(places=(STEADY,)), [narrow], NOW, runs=15, on_run=lambda *n: told.append(n))
+    # less memory and any card, five runs each
+    assert told == [(done, 25) for done in range(1, 26)]
+    told.clear()
+    ahead(
+        Snapshot(places=(STEADY,), waiting=(narrow,)),
+        NOW,
+        1,
+        runs=3,
+        on_run=lambda *n: told.append(n),
+    )
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_run_that_ends_early_ends_with_the_jobs_that_were_asked_about() -> None:
+    """They come out as in the whole run, by the second; others are left where they were."""
+    jobs = tuple(known(f"j{at}", 1 + at % 5, seq=at + 1) for at in range(12))
+    snapshot = Snapshot(waiting=jobs, places=(STEADY,))
+    whole, part = results(snapshot, NOW, 4), results(snapshot, NOW, 4, watched=["j3", "j5"])
+    for one, other in zip(whole, part, strict=True):
+        for job in ("j3", "j5"):
+            assert one.outcomes[job] == other.outcomes[job]
+        assert other.decisions < one.decisions
+        assert any(outcome.finished is None for outcome in other.outcomes.values())
+
+
+def test_a_session_that_is_starting_takes_its_time() -> None:
+    """Its job begins when it will live, not at once."""
+    offer = STEADY.offers[0]
+    place = replace(STEADY, open_sessions=1)
+
+    def begins(starts_s: float) -> datetime | None:
+        stands = Standing(
+            session="s1", offer=offer, left_s=None, held_s=0.0, jobs=((0, "a"),), starts_s=starts_s
+        )
+        snapshot = Snapshot(waiting=(known("a", 1),), places=(place,), standing=(stands,))
+        (expected,) = forecast(snapshot, NOW, runs=1).jobs
+        return expected.start.middle
+
+    assert begins(0.0) == NOW
+    assert begins(540.0) == NOW + timedelta(seconds=540)

@@ -16,7 +16,7 @@ from freegpu.orchestrator.forecast import view, work
 from freegpu.orchestrator.forecast.purse import Purse
 from freegpu.orchestrator.forecast.state import JobNow, PlatformNow, Seat, SessionNow, What
 from freegpu.orchestrator.forecast.world import Run, Stay, WindowUse, World
-from freegpu.orchestrator.model import Standing
+from freegpu.orchestrator.model import Standing, Waiting
 from freegpu.orchestrator.spots import Kind, Shape, shape_of, unfit
 
 __all__ = ["Course"]
@@ -46,6 +46,8 @@ class Course:
         #: a job -> those that come after it
         self.followers: dict[str, list[JobNow]] = {}
         self.waiting: dict[str, JobNow] = {}
+        #: these as the policy sees them; None: others wait now
+        self.line: tuple[Waiting, ...] | None = None
         self.sessions: dict[str, SessionNow] = {}
         self.runs: list[Run] = []
         self.windows: list[WindowUse] = []
@@ -72,7 +74,8 @@ class Course:
                 self.followers.setdefault(first, []).append(state)
             if not state.needed and job.id not in seated:
                 self._at(arrives, What.ARRIVE, state)
-        self.unfinished = len(self.jobs)
+        #: of the jobs that count
+        self.unfinished = len(self.jobs.keys() & world.watched if world.watched else self.jobs)
         for platform in self.platforms.values():
             if platform.blocked_until is not None:
                 self._at(max(0.0, self._seconds(platform.blocked_until)), What.OPEN, platform)
@@ -103,7 +106,7 @@ class Course:
             self._foresee(purse)
         luck = random.Random(f"{self.seed}:{given.session}")  # noqa: S311 - luck, no secret
         loss = platform.given.loss_per_h / 3600
-        self._at(0.0, What.LIVE, session)
+        self._at(given.starts_s, What.LIVE, session)
         self._at(luck.expovariate(loss) if loss > 0 else math.inf, What.LOSS, session)
         self._at(session.ends, What.LIMIT, session)
 
@@ -127,12 +130,13 @@ class Course:
         self._wait(job)
 
     def _wait(self, job: JobNow) -> None:
-        job.state, job.waiting = "waiting", None
+        job.state, job.waiting, self.line = "waiting", None, None
         self.waiting[job.job.id] = job
 
     def _seat(self, session: SessionNow, slot: int, job: JobNow) -> None:
         """The job takes the slot; its work begins when the session is there and the job has started."""
-        self.waiting.pop(job.job.id, None)
+        if self.waiting.pop(job.job.id, None) is not None:
+            self.line = None
         job.state = "placed"
         card, spec = session.offer.card, job.job
         platform = session.at
@@ -194,7 +198,7 @@ class Course:
             return False
         job = self._leave(session, slot, "finished", saved=True)
         job.state, job.finished = "finished", self.now
-        self.unfinished -= 1
+        self.unfinished -= not self.world.watched or job.job.id in self.world.watched
         for other in self.followers.get(job.job.id, ()):
             other.needed.discard(job.job.id)
             if not other.needed:

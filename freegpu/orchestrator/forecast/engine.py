@@ -125,8 +125,11 @@ class _Engine(Course):
                 break
 
     def _view(self) -> Snapshot:
+        if self.line is None:
+            # the very same values as long as the same jobs wait: a decision remembers what it found of them
+            self.line = tuple([view.waits(job) for job in self.waiting.values()])
         return view.snapshot(
-            self.waiting.values(),
+            self.line,
             self.sessions.values(),
             self.platforms.values(),
             self._lately(),
@@ -219,6 +222,7 @@ class _Engine(Course):
         if seat.job.job.id != action.victim or seat.begins is None:
             return
         del self.waiting[job.job.id]
+        self.line = None
         job.state = "promised"
         seat.leaving, seat.next = True, job
         self.moves += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import fmean
@@ -22,7 +22,18 @@ from freegpu.orchestrator.forecast.world import Job, Outcome, Platform, Pool, Re
 from freegpu.orchestrator.model import Balance, Place, Reading, Snapshot, Standing, Waiting
 from freegpu.orchestrator.spots import PRIOR_LOSS_S, Ask
 
-__all__ = ["RUNS", "Expected", "Forecast", "Moment", "Unused", "forecast", "worlds"]
+__all__ = [
+    "RUNS",
+    "Expected",
+    "Forecast",
+    "Moment",
+    "Unused",
+    "forecast",
+    "results",
+    "together",
+    "told",
+    "worlds",
+]
 
 #: how often the queue is run forward
 RUNS = 40
@@ -128,13 +139,40 @@ def forecast(
 
     `groups`: matrices, name -> ids of its jobs in the queue.
     """
-    results = [run(world, number) for number, world in enumerate(worlds(snapshot, now, runs, seed))]
+    return told(snapshot, now, results(snapshot, now, runs, seed), groups)
+
+
+def results(
+    snapshot: Snapshot,
+    now: datetime,
+    runs: int,
+    seed: int = 0,
+    *,
+    watched: Iterable[str] = (),
+    on_run: Callable[[], None] | None = None,
+) -> list[Result]:
+    """The runs themselves; the first of many are those of few. `watched`: a run ends when these jobs have finished."""
+    found = []
+    for number, world in enumerate(worlds(snapshot, now, runs, seed)):
+        found.append(run(replace(world, watched=frozenset(watched)), number))
+        if on_run is not None:
+            on_run()
+    return found
+
+
+def told(
+    snapshot: Snapshot,
+    now: datetime,
+    results: Sequence[Result],
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Forecast:
+    """What these runs of the queue say together."""
     jobs = [*snapshot.waiting, *(running.job for running in snapshot.running)]
     return Forecast(
         begin=now,
-        runs=runs,
+        runs=len(results),
         jobs=tuple(_expected(job, [r.outcomes[job.id] for r in results]) for job in jobs),
-        groups=tuple(_together(name, ids, results) for name, ids in (groups or {}).items()),
+        groups=tuple(together(name, ids, results) for name, ids in (groups or {}).items()),
         pools=tuple(
             _unused(place.platform, balance, results, _held(snapshot.standing, place, balance.pool))
             for place in snapshot.places
@@ -228,7 +266,7 @@ def _expected(job: Waiting, outcomes: Sequence[Outcome]) -> Expected:
     )
 
 
-def _together(name: str, ids: Sequence[str], results: Sequence[Result]) -> Expected:
+def together(name: str, ids: Sequence[str], results: Sequence[Result]) -> Expected:
     """The first of them that begins, and the last that finishes."""
     runs = [[result.outcomes[id] for id in ids] for result in results]
     every = [outcome for outcomes in runs for outcome in outcomes]

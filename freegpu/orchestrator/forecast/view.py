@@ -16,7 +16,7 @@ LEARNED_S = 60.0
 
 
 def snapshot(
-    waiting: Iterable[JobNow],
+    waiting: tuple[Waiting, ...],
     sessions: Iterable[SessionNow],
     platforms: Iterable[PlatformNow],
     lately: tuple[Needs, ...],
@@ -39,7 +39,7 @@ def snapshot(
             elif not seat.leaving:
                 running.append(_running(session, slot, seat, left, now_s))
     return Snapshot(
-        waiting=tuple(_waits(job) for job in waiting),
+        waiting=waiting,
         free_slots=tuple(free),
         places=tuple(_place(platform, now_s, now) for platform in platforms),
         running=tuple(running),
@@ -53,7 +53,8 @@ def showed(did: float, seat: Seat) -> bool:
     return did >= LEARNED_S * seat.rate and seat.job.job.reports
 
 
-def _waits(job: JobNow) -> Waiting:
+def waits(job: JobNow) -> Waiting:
+    """As the policy sees it."""
     if job.waiting is None:
         job.waiting = _as_waiting(job, 0.0, job.seen)
     return job.waiting

@@ -94,6 +94,8 @@ class World:
     goal: Goal = "jct"
     #: the run is given up after so long
     horizon_s: float = 120 * 86400.0
+    #: the run ends when these jobs have finished; empty: when all have
+    watched: frozenset[str] = frozenset()
     #: the policy is asked at least this often while jobs wait
     tick_s: float = 3600.0
     #: an agent without work ends its session after so long

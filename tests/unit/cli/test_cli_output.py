@@ -129,6 +129,17 @@ def test_the_meter_shows_on_terminals_and_clears_its_line() -> None:
     assert stderr.bytes.getvalue().endswith(b"\r\x1b[Kdone\n")
 
 
+def test_steps_are_counted_on_terminals_only() -> None:
+    """The same bar for what is counted; a pipe gets nothing of it."""
+    stderr = Screen()
+    Output(stdout=Screen(), stderr=stderr, environ={}).steps("runs of the queue", 3, 12)
+    assert stderr.bytes.getvalue().startswith(b"\rruns of the queue  [######....")
+    assert b"3 of 12" in stderr.bytes.getvalue()
+    pipe = io.StringIO()
+    Output(stdout=Screen(), stderr=pipe, environ={}).steps("runs of the queue", 3, 12)
+    assert pipe.getvalue() == ""
+
+
 def test_the_live_view_draws_lines_in_place_and_cuts_them_to_the_screen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
