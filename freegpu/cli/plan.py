@@ -82,6 +82,8 @@ def plan(
     quota that takes and what expires unused, and what would make them finish sooner. Nothing is changed.
     """
     with call.workspace() as workspace:
+        # a job that ended a moment ago is not run forward
+        call.move_on(workspace)
         found = workspace.plan(
             specs,
             overrides=changes,
@@ -111,6 +113,7 @@ def simulate(call: Call, weeks: int, goal: Goal | None, runs: int | None) -> Res
     One likely course is drawn; when jobs finish is told for many. Sessions that a person must start are left out.
     """
     with call.workspace() as workspace:
+        call.move_on(workspace)
         found = workspace.simulate(weeks, goal=goal, runs=runs, on_run=_meter(call))
     call.out.end_meter()
     return Result(data=found, show=lambda out: _show_ahead(found, out))

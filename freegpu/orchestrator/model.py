@@ -424,6 +424,8 @@ class Standing:
     held_s: float
     #: (slot, job)
     jobs: tuple[tuple[int, str], ...]
+    #: those of them that run already
+    going: frozenset[str] = frozenset()
     #: seconds until it lives, if it is still starting
     starts_s: float = 0.0
 
@@ -442,6 +444,8 @@ class Snapshot:
     goal: Goal = "jct"
     #: for forecasts: every open session, also those that no decision looks at any more
     standing: tuple[Standing, ...] = ()
+    #: for forecasts: how long a job takes from getting a slot of a live session to running, seconds; None: not seen
+    start_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

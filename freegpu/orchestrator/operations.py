@@ -616,7 +616,9 @@ class Workspace:
             replace(each, jobs=tuple(job for job in each.jobs if job[1] in known))
             for each in standing.standing(self.ledger, open_, now)
         ]
-        snapshot = replace(snapshot, standing=tuple(stands))
+        snapshot = replace(
+            snapshot, standing=tuple(stands), start_s=standing.job_start(self.ledger)
+        )
         ids = [*(job.id for job in snapshot.waiting), *(each.job.id for each in snapshot.running)]
         queued = drafts.matrices((id, spec) for id, _, spec in self.ledger.specs(ids))
         return (replace(snapshot, goal=goal) if goal else snapshot), queued

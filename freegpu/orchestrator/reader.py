@@ -307,6 +307,19 @@ class Reader:
         values = () if job_id is None else (job_id,)
         return [Speed(**{**row, "at": rows.sure(row["at"])}) for row in self._dicts(sql, *values)]
 
+    def starts(self, limit: int) -> list[float]:
+        """How long the newest attempts took from getting a slot of a session that lived to being seen to run, seconds."""
+        sql = (
+            "SELECT a.created_at AS given, e.at AS seen FROM events e"
+            " JOIN attempts a ON a.id = e.attempt JOIN sessions s ON s.id = a.session"
+            " WHERE e.action = 'attempt.start' AND s.live_at < a.created_at"
+            " ORDER BY e.id DESC LIMIT ?"
+        )
+        return [
+            max(0.0, (rows.sure(row["seen"]) - rows.sure(row["given"])).total_seconds())
+            for row in self._dicts(sql, limit)
+        ]
+
     def jobs_like(self, name: str) -> list[Job]:
         """Jobs with this name, or whose name goes on from it with a dash, in the order of submission."""
         if not _storable(name):

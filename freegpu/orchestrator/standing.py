@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from statistics import median
 
 from freegpu.adapters.base import Offer
 from freegpu.jobs.lifecycle import AttemptState, EndReason, SessionState
@@ -14,10 +15,20 @@ from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Running, Session, Standing
 from freegpu.orchestrator.reserve import ASKED_S
 
-__all__ = ["asked_lately", "last_offers", "losses", "offers_key", "running", "standing"]
+__all__ = [
+    "asked_lately",
+    "job_start",
+    "last_offers",
+    "losses",
+    "offers_key",
+    "running",
+    "standing",
+]
 
 #: losses of so long ago still count, seconds
 LATELY_S = 28 * 86400.0
+#: the newest starts of jobs that count, and how few say nothing
+STARTS, FEWEST_STARTS = 25, 3
 #: the newest sessions of a platform that are looked at for losses
 MOST = 200
 
@@ -53,9 +64,12 @@ def standing(ledger: Ledger, sessions: Sequence[Session], now: datetime) -> tupl
         if session.state not in (SessionState.PLANNED, SessionState.STARTING, SessionState.LIVE):
             continue
         slots: dict[int, str] = {}
+        going = set()
         for attempt in ledger.attempts(session=session.id, open_only=True):
             if attempt.state is not AttemptState.STOPPING and attempt.slot < session.count:
                 slots.setdefault(attempt.slot, attempt.job)
+            if attempt.state is AttemptState.RUNNING:
+                going.add(attempt.job)
         begun = session.started_at
         lived = max(0.0, (now - begun).total_seconds()) if begun else 0.0
         told = session.beat.get("left_s")
@@ -70,12 +84,19 @@ def standing(ledger: Ledger, sessions: Sequence[Session], now: datetime) -> tupl
                 left_s=float(told) if isinstance(told, int | float) else left,
                 held_s=max(0.0, session.reserved_s - lived * session.rate),
                 jobs=tuple(sorted(slots.items())),
+                going=frozenset(going),
                 starts_s=0.0
                 if session.state is SessionState.LIVE
                 else max(0.0, offer.start_delay_s - lived),
             )
         )
     return tuple(found)
+
+
+def job_start(ledger: Ledger) -> float | None:
+    """How long a job takes from getting a slot of a live session to running, as the newest ones did, seconds; None: too few."""
+    seen = ledger.starts(STARTS)
+    return median(seen) if len(seen) >= FEWEST_STARTS else None
 
 
 def asked_lately(ledger: Ledger, now: datetime) -> tuple[Needs, ...]:

@@ -111,3 +111,27 @@ def test_what_was_lost_and_what_was_asked_for_is_remembered(world: World) -> Non
         later = now + timedelta(days=days)
         assert bool(standing.losses(world.ledger, "pretend", "me", later)[0]) is counts
         assert (Needs(vram_gb=12) in standing.asked_lately(world.ledger, later)) is asked
+
+
+def test_how_long_a_job_takes_to_start_is_told_by_those_that_got_a_slot_of_a_live_session(
+    world: World,
+) -> None:
+    """From the slot to the word that it runs; the wait for a session that starts is not part of it, and two say nothing."""
+    world.platform.capabilities = replace(world.platform.capabilities, max_concurrent=1)
+    attempt = world.up(world.submit("first"))
+    for number, (takes, told) in enumerate(((4.0, None), (2.0, None), (9.0, 4.0)), start=1):
+        world.says(
+            attempt, wire.ENDED, reason="preempted", exit_code=None, seconds=9.0, outputs=None
+        )
+        world.ledger.cancel_job(attempt.job, at=world.reconciler.now())
+        job = world.submit(f"next-{number}")
+        world.beat(attempt.session, "idle")
+        world.tick(30.0)
+        attempt = world.attempt(job)
+        world.beat(attempt.session)
+        world.says(attempt, wire.STARTED, resumed=False)
+        world.tick(takes)
+        assert standing.job_start(world.ledger) == (None if told is None else pytest.approx(told))
+    (session,) = world.ledger.sessions(open_only=True)
+    (stands,) = standing.standing(world.ledger, [session], world.reconciler.now())
+    assert stands.going == frozenset({attempt.job})

@@ -331,3 +331,36 @@ def test_a_session_that_is_starting_takes_its_time() -> None:
 
     assert begins(0.0) == NOW
     assert begins(540.0) == NOW + timedelta(seconds=540)
+
+
+def test_a_start_of_a_job_takes_as_long_as_starts_were_seen_to_take() -> None:
+    """Five hundred cells of two seconds, three at a time: minutes, not the hours that a minute a start would make."""
+    where = place(offer("steady", count=3, start_delay_s=10.0))
+    cells = tuple(known(f"c{n}", 2 / HOUR, seq=n) for n in range(60))
+
+    def takes(start_s: float | None) -> float:
+        found = forecast(Snapshot(waiting=cells, places=(where,), start_s=start_s), NOW, runs=1)
+        assert found.over.middle is not None
+        return (found.over.middle - NOW).total_seconds()
+
+    assert takes(None) == pytest.approx(10 + 20 * 62, rel=0.1)
+    assert takes(1.0) == pytest.approx(10 + 20 * 3, rel=0.1)
+
+
+def test_a_job_that_runs_already_does_not_start_again() -> None:
+    """One that has only been given its slot does."""
+    there = STEADY.offers[0]
+
+    def ends_s(going: frozenset[str]) -> float:
+        job = known("b", 100 / HOUR)
+        busy = Running(job=job, session="s1", slot=0, offer=there, held_s=1.0, left_s=None)
+        stands = Standing(
+            session="s1", offer=there, left_s=None, held_s=0.0, jobs=((0, "b"),), going=going
+        )
+        snapshot = Snapshot(running=(busy,), places=(STEADY,), standing=(stands,), start_s=40.0)
+        found = forecast(snapshot, NOW, runs=1).jobs[0].finish.middle
+        assert found is not None
+        return (found - NOW).total_seconds()
+
+    assert ends_s(frozenset({"b"})) == pytest.approx(100, abs=2)
+    assert ends_s(frozenset()) == pytest.approx(140, abs=2)

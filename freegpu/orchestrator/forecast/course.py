@@ -98,7 +98,7 @@ class Course:
         )
         self.sessions[session.id] = platform.sessions[session.id] = session
         for slot, job in given.jobs:
-            self._seat(session, slot, self.jobs[job])
+            self._seat(session, slot, self.jobs[job], going=job in given.going)
         purse = platform.purses.get(given.offer.pool)
         if purse is not None:
             purse.reserve(session.id, given.offer, given.held_s, self.world.begin)
@@ -133,8 +133,8 @@ class Course:
         job.state, job.waiting, self.line = "waiting", None, None
         self.waiting[job.job.id] = job
 
-    def _seat(self, session: SessionNow, slot: int, job: JobNow) -> None:
-        """The job takes the slot; its work begins when the session is there and the job has started."""
+    def _seat(self, session: SessionNow, slot: int, job: JobNow, *, going: bool = False) -> None:
+        """The job takes the slot; its work begins when the session is there and the job has started. `going`: it has."""
         if self.waiting.pop(job.job.id, None) is not None:
             self.line = None
         job.state = "placed"
@@ -144,7 +144,7 @@ class Course:
         every = spec.every_s
         if every is None:
             every = work.interval(spec.save_s, platform.losses, platform.exposure_s(self.now))
-        seat = Seat(job=job, begins=None, held_since=self.now, rate=rate, every=every)
+        seat = Seat(job=job, begins=None, held_since=self.now, rate=rate, every=every, going=going)
         session.seats[slot] = seat
         session.idle_since = None
         if session.live is not None:
@@ -152,7 +152,8 @@ class Course:
 
     def _begin(self, session: SessionNow, slot: int, seat: Seat) -> None:
         job, spec = seat.job, seat.job.job
-        seat.held_since, seat.begins = self.now, self.now + spec.restart_s
+        seat.held_since = self.now
+        seat.begins = self.now + (0.0 if seat.going else spec.restart_s)
         if job.started is None:
             job.started = self.now
         rest = max(0.0, spec.work_s - job.done) / seat.rate

@@ -39,6 +39,8 @@ __all__ = [
 RUNS = 40
 #: how far off lengths are, as a deviation of the logarithm: that a user told, and that nobody told
 TOLD, GUESSED = 0.5, 1.0
+#: a start of a job in a slot takes so long where none was seen, seconds
+START_S = 60.0
 #: nothing is foreseen beyond so long, seconds
 HORIZON_S = 28 * 86400.0
 
@@ -117,7 +119,7 @@ def worlds(snapshot: Snapshot, now: datetime, runs: int, seed: int = 0) -> list[
         found.append(
             World(
                 platforms=tuple(_drawn(platform, luck) for platform in platforms),
-                jobs=tuple(_job(job, now, luck) for job in jobs),
+                jobs=tuple(_job(job, now, luck, snapshot.start_s) for job in jobs),
                 begin=now,
                 standing=standing,
                 goal=snapshot.goal,
@@ -226,7 +228,7 @@ def _drawn(platform: Platform, luck: random.Random) -> Platform:
     return replace(platform, loss_per_h=luck.gammavariate(1 + platform.losses, 1 / hours))
 
 
-def _job(job: Waiting, now: datetime, luck: random.Random) -> Job:
+def _job(job: Waiting, now: datetime, luck: random.Random, start_s: float | None) -> Job:
     ask = Ask.of(job)
     sigma = job.sigma if job.sigma is not None else GUESSED if ask.assumed else TOLD
     return Job(
@@ -242,6 +244,7 @@ def _job(job: Waiting, now: datetime, luck: random.Random) -> Job:
         after=job.after,
         created_at=job.created_at,
         save_s=ask.save_s,
+        restart_s=START_S if start_s is None else start_s,
         grace_s=job.grace_s,
     )
 

@@ -65,6 +65,8 @@ class Seat:
     #: T4 seconds of work a second
     rate: float
     every: float
+    #: it ran already when the world began
+    going: bool = False
     #: it saves and leaves, and this job comes next
     leaving: bool = False
     next: JobNow | None = None
