@@ -118,6 +118,8 @@ class Takers:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.there = _of(board.snapshot.waiting, board.fitting)
+        #: the identities of spots that nobody may have, which stays so
+        self._refused: set[int] = set()
 
     def jobs(self) -> list[Waiting]:
         """Those that may get a place, whoever comes first; of the others none can."""
@@ -171,10 +173,12 @@ class Takers:
         there = self.there
         least = least_s(there.grace_s)
         for spot in self.board.spots:
-            if spot.gone or spot.attended or shorter(spot, least):
+            if spot.gone or spot.attended or id(spot) in self._refused:
                 continue
-            if not self._dust_for_all(spot) and self._somebody(spot):
-                yield spot
+            if shorter(spot, least) or self._dust_for_all(spot) or not self._somebody(spot):
+                self._refused.add(id(spot))
+                continue
+            yield spot
 
     @cached_property
     def _claimants(self) -> Sequence[tuple[Claim, Sequence[tuple[Ask, Judged]]]]:

@@ -28,7 +28,7 @@ HOME = 8.0
 #: needs that are remembered for one set of machines
 MOST = 20_000
 #: longer queues are not kept in memory for the sake of the next decision
-KEPT = 1000
+KEPT = 2000
 
 #: the number of a machine's shape, and the share of the time for which quota lets one of them run
 Machine = tuple[int, float]
@@ -73,6 +73,8 @@ class Fitting:
     _largest: frozenset[Login] | None = None
     _lately: tuple[Sequence[Needs], frozenset[Login]] = ((), frozenset())
     _waiting: tuple[Sequence[Waiting], frozenset[Login]] = ((), frozenset())
+    #: by seconds per T4 second, by the number of the shape
+    _homes: dict[tuple[float | None, ...], frozenset[Login]] = field(default_factory=dict)
     #: see `lot`
     lots: dict[Kind, tuple[Judged, int]] = field(default_factory=dict)
     _numbered: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class Fitting:
         if found is None:
             if len(self._judged) >= MOST:
                 self._judged.clear()
+                self._homes.clear()
             found = self._judged[needs] = self._judge(needs)
         return found
 
@@ -174,7 +177,12 @@ class Fitting:
                 self._found.clear()
             found = self._found[needs] = self._find(needs)
         choices, paces, seconds = found
-        return Judged(choices=choices, paces=paces, homes=_homes(self.able, seconds))
+        # needs differ more than what fits them does
+        same = tuple(seconds)
+        homes = self._homes.get(same)
+        if homes is None:
+            homes = self._homes[same] = _homes(self.able, seconds)
+        return Judged(choices=choices, paces=paces, homes=homes)
 
     def _find(self, needs: Needs) -> Found:
         choices: list[int | None] = [None] * len(self.numbers)

@@ -22,8 +22,8 @@ __all__ = ["Ahead", "Fits", "Plan", "Sooner", "Span", "affordable", "ahead", "pl
 #: is told (runs that are done, of how many)
 OnRun = Callable[[int, int], None]
 
-#: runs for a suggestion: it only has to be told apart from nothing
-FEWER = 12
+#: runs for a suggestion, at most and at least: it only has to be told apart from nothing, and is set against the same luck
+FEWER, TRIED = 12, 2
 #: the fewest runs that give a range, and what one answer may cost, runs x jobs: a run takes 1 to 3.5 ms a job, so this is at
 #: most nine seconds for a queue of up to 600
 LEAST, COST = 4, 2_500
@@ -130,7 +130,7 @@ def plan(
     groups = groups or {}
     everything = replace(snapshot, waiting=(*snapshot.waiting, *new))
     runs = runs or affordable(len(everything.waiting) + len(everything.running))
-    fewer = min(FEWER, max(LEAST, runs // 3))
+    fewer = min(FEWER, max(TRIED, runs // 3))
     sets = _sets(new, groups)
     tried = sum(1 for members in sets.values() for _ in _changes(everything, members))
     counted = _counting(on_run, runs + tried * fewer)

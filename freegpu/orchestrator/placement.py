@@ -17,12 +17,17 @@ from datetime import datetime
 from freegpu.orchestrator import moves
 from freegpu.orchestrator.board import Board
 from freegpu.orchestrator.crowd import Takers
+from freegpu.orchestrator.fitting import KEPT
 from freegpu.orchestrator.model import Action, Score, Snapshot, Waiting
 from freegpu.orchestrator.spots import Ask
 from freegpu.orchestrator.turns import endangered
 from freegpu.orchestrator.witness import Witness, nothing_on, silent
 
 __all__ = ["decide", "explain", "nothing_on"]
+
+#: fewer jobs are asked sooner than it is found out whether they should be; and more are not remembered from one decision to
+#: the next, so that it is found out anew each time
+FEW, MANY = 5, KEPT
 
 
 def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) -> list[Action]:
@@ -33,7 +38,8 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
     board = Board.of(snapshot, now)
     placed: set[str] = set()
     # a witness is told of everybody's turn; else who cannot get anything is not even asked
-    takers = Takers(board) if witness is None else None
+    worth = witness is None and FEW <= len(snapshot.waiting) <= MANY
+    takers = Takers(board) if worth else None
     queue = board.queue(snapshot.waiting if takers is None else takers.jobs())
     about = () if witness is None else witness.about
     if witness is not None:
