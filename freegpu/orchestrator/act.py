@@ -464,7 +464,7 @@ class Actor:
             idle_s=rhythm.idle_s,
             poll_s=rhythm.poll_s,
             beat_s=rhythm.beat_s,
-            margin_s=self.settings.margin_s,
+            margin_s=_margin(action, self.settings.margin_s),
             bandwidth=self.settings.bandwidth,
             known=asdict(self.store.properties)
             if self.settings.store_for(offer.platform) == self.settings.store
@@ -493,9 +493,17 @@ def _limit(action: StartSession) -> float | None:
     quota that trickles back gives them, each threw away some thirteen minutes.
     """
     limit_s, lasts_s = action.offer.session_limit_s, action.lasts_s
-    if lasts_s is not None:
+    if lasts_s is not None and (limit_s is None or lasts_s < limit_s):
         lasts_s = max(lasts_s - action.offer.start_delay_s, lasts_s / 2)
     return _least(limit_s, lasts_s)
+
+
+def _margin(action: StartSession, margin_s: float) -> float:
+    """What the agent keeps back for its last upload; less where quota is just enough for a job, which it would refuse."""
+    limit_s = _limit(action)
+    if limit_s is None or limit_s == action.offer.session_limit_s:
+        return margin_s
+    return min(margin_s, max(0.0, limit_s - action.least_s))
 
 
 def checkpoint_every(checkpoint: Checkpointing) -> float:

@@ -51,6 +51,8 @@ __all__ = ["Board", "Fit"]
 
 T = TypeVar("T")
 
+#: so much work a session is to have room for, whatever the agent keeps back, seconds
+SOME_WORK_S = 60.0
 #: finishes within this factor of the best are as good as the best: the estimates are worse than that
 NEAR = 1.05
 
@@ -65,6 +67,7 @@ class Started:
     spot: Spot
     why: str
     assignments: list[Assignment] = field(default_factory=list)
+    least_s: float = 0.0
 
     def action(self) -> StartSession:
         more = len(self.assignments) - 1
@@ -75,6 +78,7 @@ class Started:
             reserve_s=self.spot.reserved_s,
             why=self.why + also,
             lasts_s=self.spot.lasts_s,
+            least_s=self.least_s,
         )
 
 
@@ -422,6 +426,8 @@ class Board:
     def _join(self, started: Started, ask: Ask, job: str) -> None:
         spot = started.spot
         started.assignments.append(Assignment(job=job, slot=len(started.assignments)))
+        run = min(SOME_WORK_S, ask.work_s / spot.speed(ask))
+        started.least_s = max(started.least_s, ask.kind.grace_s + run)
         more = max(0.0, spot.reserve(ask) - spot.reserved_s)
         spot.reserved_s += more
         spot.budget.left_s -= more

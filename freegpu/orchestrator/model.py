@@ -503,6 +503,8 @@ class StartSession:
     why: str
     #: seconds from its grant for which the platform's limit and the quota let it last; None: nobody knows of an end
     lasts_s: float | None = None
+    #: what its jobs must have of it at least once it lives: their grace, and some work
+    least_s: float = 0.0
 
     @property
     def placed(self) -> tuple[Assignment, ...]:

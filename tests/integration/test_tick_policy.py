@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from freegpu.adapters.base import QuotaReport
+from freegpu.adapters.base import QuotaReport, Window, WindowKind
 from freegpu.agent import wire
+from freegpu.agent.limits import Limits
 from freegpu.jobs.lifecycle import AttemptState, EndReason, JobState
 from freegpu.jobs.model import Estimate, Needs
 from freegpu.orchestrator import standing
@@ -135,3 +136,29 @@ def test_how_long_a_job_takes_to_start_is_told_by_those_that_got_a_slot_of_a_liv
     (session,) = world.ledger.sessions(open_only=True)
     (stands,) = standing.standing(world.ledger, [session], world.reconciler.now())
     assert stands.going == frozenset({attempt.job})
+
+
+@pytest.mark.parametrize(
+    ("quota_s", "work_s", "limit_s", "margin_s"),
+    [
+        # the platform's own limit of an hour comes first
+        (7200.0, 1800.0, 3600.0, 20.0),
+        # the start takes 10 s of the quota
+        (1800.0, 3600.0, 1790.0, 20.0),
+        # just enough for a start, 120 s of grace and 60 s of work: nothing can be kept back
+        (195.0, 60.0, 185.0, 5.0),
+        (190.0, 60.0, 180.0, 0.0),
+    ],
+)
+def test_a_session_is_told_when_its_quota_ends_and_has_room_for_the_job_all_the_same(
+    world: World, quota_s: float, work_s: float, limit_s: float, margin_s: float
+) -> None:
+    """What the agent gets, and whether by its own rule it would begin the job for which the session was started."""
+    world.platform.windows["gpu"] = Window(kind=WindowKind.FIXED_WEEKLY, limit_s=quota_s)
+    job = world.submit("a", estimate=Estimate(seconds=work_s))
+    world.tick()
+    attempt = world.attempt(job)
+    profile = world.platform.started[world.session(attempt).key].payload["profile"]
+    assert (profile["limit_s"], profile["margin_s"]) == (limit_s, margin_s)
+    assert world.session(attempt).limit_s == min(3600.0, quota_s)
+    assert Limits(0.0, profile["limit_s"], profile["margin_s"]).room(0.0, 120.0)
