@@ -277,7 +277,7 @@ class Board:
     def rare(self) -> frozenset[Login]:
         """The same, and what has memory like nobody else: the benchmark's last jobs were those that came after others had
         spent it."""
-        return self.sole | self.fitting.largest
+        return self.sole | self.fitting.largest if self.others >= reserve.FEW else self.sole
 
     def fit(self, kind: Kind) -> Fit:
         """What fits jobs of this kind; looked at once, by shape."""

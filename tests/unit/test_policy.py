@@ -120,16 +120,13 @@ def test_rare_memory_is_kept_before_anybody_asks_for_it_once_there_is_a_queue() 
     assert chosen(*needs, places=(big, other)) == ["big"]
 
 
-def test_a_lone_job_that_can_begin_elsewhere_leaves_rare_memory_to_those_who_need_it() -> None:
-    """The benchmark's last jobs came when a single short one after the other had spent it, beside free cards."""
+def test_a_lone_job_takes_rare_memory_also_where_it_could_begin_elsewhere() -> None:
+    """Nobody asked for what would be kept; beside two others it leaves it alone."""
     big = metered("big", "L4", limit_h=30, used_h=24, resets_h=84)
-    other = metered("other", "T4")
-    assert chosen(hours("a", 4), places=(big, other)) == ["other"]
-    spare = metered("big", "L4", limit_h=30, used_h=6, resets_h=84)
-    assert chosen(hours("a", 4), places=(spare, other)) == ["big"], (
-        "beyond the even share it is free"
-    )
-    assert chosen(hours("a", 4, needs=BIG), places=(big, other)) == ["big"]
+    other = metered("other", "T4", most=3)
+    mine, others = hours("a", 4), tuple(hours(f"b{n}", 4, seq=n + 2) for n in range(2))
+    assert chosen(mine, places=(big, other)) == ["big"]
+    assert set(chosen(mine, *others, places=(big, other))) == {"other"}
 
 
 def test_a_live_session_is_kept_open_by_no_job_that_could_go_elsewhere() -> None:
