@@ -363,9 +363,7 @@ class Actor:
                 continue
             if self.ledger.attempts(session=session.id, open_only=True):
                 continue
-            seq = self.ledger.next_inbox(session.id)
-            self.ledger.session_event(session.id, SessionEvent.ASK_END, reason="nothing to do")
-            self.mailbox(session.id).post(seq, wire.drain_ticket())
+            self._ask_end(session, "nothing to do", wire.drain_ticket())
             self.done.append(
                 f"session {session.id} on {session.platform} has nothing to do and ends"
             )
@@ -394,10 +392,14 @@ class Actor:
             if not attempts or not 0 < left_s <= needed_s:
                 continue
             why = f"its quota is spent in {span_text(left_s)}: its jobs save and go on elsewhere"
-            seq = self.ledger.next_inbox(session.id)
-            self.ledger.session_event(session.id, SessionEvent.ASK_END, reason=why)
-            self.mailbox(session.id).post(seq, wire.bye_ticket())
+            self._ask_end(session, why, wire.bye_ticket())
             self.done.append(f"session {session.id} on {session.platform} ends: {why}")
+
+    def _ask_end(self, session: Session, why: str, ticket: dict[str, Any]) -> None:
+        """Write down that a session is to end, then tell it."""
+        seq = self.ledger.next_inbox(session.id)
+        self.ledger.session_event(session.id, SessionEvent.ASK_END, reason=why)
+        self.mailbox(session.id).post(seq, ticket)
 
     def answer(self) -> None:
         """Our heartbeat to every session that listens, with what we have handled and confirmed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
@@ -97,7 +97,7 @@ class Fit:
     #: nothing is left for these jobs
     hopeless: bool
     #: urgent or not -> the longest of these jobs that may still be let in, T4 seconds
-    most: dict[tuple[bool, bool], float] = field(default_factory=dict)
+    most: dict[bool, float] = field(default_factory=dict)
     #: how many of these jobs have not had their turn
     to_come: int = 0
     #: how much had been taken when `spots` was looked through last
@@ -147,7 +147,7 @@ class Board:
     taken: int = 0
     #: open spots that suit, by the identity of what `fitting` remembers for some needs
     _suited: dict[int, list[tuple[Spot, int]]] = field(default_factory=dict)
-    _claims: dict[tuple[frozenset[Login], bool, bool], reserve.Claim] = field(default_factory=dict)
+    _claims: dict[tuple[frozenset[Login], bool], reserve.Claim] = field(default_factory=dict)
     #: by the identity of a claim: see `offered`; as of the last time that something was taken
     _offered: dict[int, list[Spot]] = field(default_factory=dict)
 
@@ -221,28 +221,14 @@ class Board:
     def claim(self, job: Waiting, ask: Ask, fit: Fit) -> reserve.Claim:
         """What the job may take of what is kept."""
         presses = fit.paces is not None and urgent(job, ask, fit.paces, self.now)
-        found = self.claimed(fit.homes, presses)
-        if self.others >= reserve.FEW:
-            return found
-        # looking must not change what is decided: a fit remembers what was looked at
-        look = replace(fit, spots=list(fit.spots), most=dict(fit.most))
-        if self.ranked(ask, look, found):
-            return found
-        return self.claimed(fit.homes, presses, spared=True)
+        return self.claimed(fit.homes, presses)
 
-    def claimed(
-        self, homes: frozenset[Login], presses: bool, *, spared: bool = False
-    ) -> reserve.Claim:
+    def claimed(self, homes: frozenset[Login], presses: bool) -> reserve.Claim:
         """The claim of jobs with these homes; one object for all of them."""
-        found = self._claims.get((homes, presses, spared))
+        found = self._claims.get((homes, presses))
         if found is None:
-            found = reserve.Claim(homes=homes, urgent=presses, spared=spared)
-            self._claims[homes, presses, spared] = found
+            found = self._claims[homes, presses] = reserve.Claim(homes=homes, urgent=presses)
         return found
-
-    def keepers(self, claim: reserve.Claim) -> frozenset[Login]:
-        """Platforms that keep an even share from this job, unless they are its only home."""
-        return self.sole if claim.spared else self.rare
 
     def offered(self, claim: reserve.Claim) -> list[Spot]:
         """Spots that jobs with this claim, one of `claim`'s, may still be let into; of the others not even the shortest is."""
@@ -275,8 +261,8 @@ class Board:
 
     @cached_property
     def rare(self) -> frozenset[Login]:
-        """The same, and what has memory like nobody else: the benchmark's last jobs were those that came after others had
-        spent it."""
+        """Platforms that keep an even share for jobs whose only home they are: these, and with a queue what has memory like
+        nobody else. The benchmark's last jobs were those that came after others had spent it."""
         return self.sole | self.fitting.largest if self.others >= reserve.FEW else self.sole
 
     def fit(self, kind: Kind) -> Fit:
@@ -328,7 +314,7 @@ class Board:
             return outlook.but(
                 f"a person must start the session: freegpu cell {spot.offer.platform}"
             )
-        return outlook.but(reserve.kept(spot, claim, self.keepers(claim)))
+        return outlook.but(reserve.kept(spot, claim, self.rare))
 
     def _allowed(self, ask: Ask, spot: Spot, choice: int, claim: reserve.Claim) -> Outlook | None:
         """The same if the job may have it, else None: nobody asks for most reasons."""
@@ -347,18 +333,17 @@ class Board:
         return None if units > 0 and units > self._allowance(spot, claim) else units
 
     def _allowance(self, spot: Spot, claim: reserve.Claim) -> float:
-        whose = (claim.homes, claim.urgent, claim.spared)
+        whose = (claim.homes, claim.urgent)
         allowed = spot.allowances.get(whose)
         if allowed is None:
-            allowed = spot.allowances[whose] = reserve.allowance(spot, claim, self.keepers(claim))
+            allowed = spot.allowances[whose] = reserve.allowance(spot, claim, self.rare)
         return allowed
 
     def most_work(self, ask: Ask, fit: Fit, claim: reserve.Claim) -> float:
         """The longest job of this kind that is still let in anywhere."""
-        keepers = self.keepers(claim)
         return (
             max(
-                reserve.most_work(ask, spot, claim, keepers)
+                reserve.most_work(ask, spot, claim, self.rare)
                 for spot, _ in fit.spots
                 if not spot.attended
             )

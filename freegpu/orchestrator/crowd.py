@@ -17,7 +17,7 @@ from freegpu.orchestrator.board import Board
 from freegpu.orchestrator.expectation import dust_at, shorter, too_short
 from freegpu.orchestrator.fitting import KEPT, Fitting, Judged
 from freegpu.orchestrator.model import Waiting
-from freegpu.orchestrator.reserve import FEW, Claim
+from freegpu.orchestrator.reserve import Claim
 from freegpu.orchestrator.spots import Ask, Kind, Login, Spot, least_s, shape_of
 from freegpu.orchestrator.turns import endangered, urgent
 
@@ -125,8 +125,6 @@ class Takers:
         """Those that may get a place, whoever comes first; of the others none can."""
         if not self.board.snapshot.waiting or self.board.spent:
             return []
-        if self._few:
-            return list(self.board.snapshot.waiting)
         wanted = list(self._wanted())
         if not wanted:
             return []
@@ -142,12 +140,7 @@ class Takers:
     @property
     def none(self) -> bool:
         """Whether nobody may have anything of what is left."""
-        return not self._few and next(self._wanted(), None) is None
-
-    @property
-    def _few(self) -> bool:
-        """Whether what is kept from a job depends on what else it could begin with: these are asked one by one."""
-        return self.board.others < FEW
+        return next(self._wanted(), None) is None
 
     def passes_on(self) -> bool:
         """Whether any slot may pass on: in what order the jobs are asked matters only if one does."""

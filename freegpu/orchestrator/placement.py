@@ -53,7 +53,7 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
         if fit.hopeless or job.id in placed:
             continue
         claim = board.claim(job, ask, fit)
-        if ask.work_s > fit.most.get(claim.rights, math.inf) or not board.offered(claim):
+        if ask.work_s > fit.most.get(claim.urgent, math.inf) or not board.offered(claim):
             continue
         ranked = board.ranked(ask, fit, claim)
         if ranked:
@@ -67,7 +67,7 @@ def decide(snapshot: Snapshot, now: datetime, witness: Witness | None = None) ->
             # What is free only shrinks while we decide, so the next job of this kind need not look again.
             fit.hopeless = True
         elif fit.to_come:
-            fit.most[claim.rights] = board.most_work(ask, fit, claim)
+            fit.most[claim.urgent] = board.most_work(ask, fit, claim)
     passed: list[Action] = []
     if snapshot.goal == "jct" and snapshot.running and (takers is None or takers.passes_on()):
         if len(queue) < len(snapshot.waiting):

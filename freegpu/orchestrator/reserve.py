@@ -25,7 +25,7 @@ MANY = 5
 #: something is kept for jobs like those that came within so long, seconds. With four weeks a month's credits lay idle to
 #: the end of queues that had got no such job for long
 ASKED_S = 7 * 86400.0
-#: with fewer than so many, a job that could begin nowhere else gets what is kept of rare memory for jobs that may come
+#: with so many other jobs, rare memory is kept, too; a lone job is not made to wait for nobody
 FEW = 2
 #: what is said of credits that a job may not have
 CREDITS = "credits that do not come back are kept for urgent jobs and those with no other home"
@@ -38,13 +38,6 @@ class Claim:
     #: the platforms where it could run at a speed worth it
     homes: Collection[Login]
     urgent: bool
-    #: it could begin nowhere else now, and hardly anybody else is there: nothing is kept from it for jobs that may come
-    spared: bool = False
-
-    @property
-    def rights(self) -> tuple[bool, bool]:
-        """What sets its jobs apart from others with the same homes."""
-        return self.urgent, self.spared
 
 
 def cost(ask: Ask, spot: Spot) -> float:

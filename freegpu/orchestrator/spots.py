@@ -280,7 +280,7 @@ class Spot:
     #: the quota lasts for less than a session, and more of it will come
     poor: bool = False
     #: what of the quota a job may take, by its claim, as far as somebody asked since the last look
-    allowances: dict[tuple[Collection[Login], bool, bool], float] = field(default_factory=dict)
+    allowances: dict[tuple[Collection[Login], bool], float] = field(default_factory=dict)
 
     def measure(self) -> None:
         """Note how long sessions may be now; to be called again when quota was taken."""

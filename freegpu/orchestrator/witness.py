@@ -201,7 +201,7 @@ class Witness:
         if taker is not None and spot.gone:
             return replace(score, change=_overtake(entry, taker.entry))
         claim, place = board.claim(job, ask, fit), self._place(spot.login)
-        change = remedies.of_spot(ask, spot, outlook, place, claim, board.keepers(claim), board.now)
+        change = remedies.of_spot(ask, spot, outlook, place, claim, board.rare, board.now)
         return replace(score, change=change)
 
     def _taker(self, spot: Spot) -> _Taker | None:
@@ -398,8 +398,6 @@ def _spoke(board: Board, entry: Entry, ranked: Sequence[tuple[Spot, Outlook]]) -
                 yield "it gets quota that is kept for such as have no other home"
             elif claim.urgent:
                 yield "its deadline presses, so it gets quota that is kept from other jobs"
-            elif claim.spared:
-                yield "it could begin nowhere else and hardly anybody else is there, so it gets quota that is kept for jobs that may come"
     if ask.assumed and spot.offer.pool and spot.kind is SpotKind.NEW:
         yield "its length is not known, so quota for a whole session is set aside"
 
