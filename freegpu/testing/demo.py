@@ -35,8 +35,11 @@ LIMIT_S = 240.0
 CONFIRMED = 2
 #: what the example job calls a checkpoint that it is writing
 HALF = "state.json.tmp"
-#: epochs of training: enough for two hops within a minute on a slow core, two runs side by side
-EPOCHS = 14
+#: processor seconds of the training: enough for two hops, whatever the core. A fixed number of epochs was all done
+#: on a quick core before the second session had anything to lose, and the demo showed no kill
+WORK_S = 18.0
+#: epochs within which that may come out: fewer do not learn to read, more would follow from a mismeasured first one
+EPOCHS = (10, 120)
 
 #: three pretend platforms: a quick card with a short session and little quota, and slower ones with more
 PLATFORMS: Mapping[str, Mapping[str, Any]] = {
@@ -114,15 +117,14 @@ class _Story:
         self.moments.append(Moment(at=at, kind=kind, text=text))
 
 
-def run(
-    folder: Path, *, seed: int = 0, report: Callable[[Frame], None], epochs: int = EPOCHS
-) -> DemoResult:
+def run(folder: Path, *, seed: int = 0, report: Callable[[Frame], None]) -> DemoResult:
     """Run the demo in an empty folder. FreeGPUError: it failed, with what is known about it.
 
-    `seed` is the training's; `epochs` makes it shorter or longer.
+    `seed` is the training's.
     """
     story = _Story()
     job_folder = _digits()
+    epochs = _epochs(job_folder, folder / "first")
     home = folder / "home"
     _configure(home)
     settings = config.load({}, home=home)
@@ -176,6 +178,22 @@ def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
+
+
+def _epochs(job: Path, folder: Path) -> int:
+    """How many epochs make WORK_S on this machine: one is run and its processor time taken."""
+    before = os.times()
+    first = _Undisturbed(job, folder, {"EPOCHS": "1"})
+    try:
+        first.wait()
+    finally:
+        first.stop()
+    after = os.times()
+    spent = (after.children_user + after.children_system) - (
+        before.children_user + before.children_system
+    )
+    least, most = EPOCHS
+    return max(least, min(most, round(WORK_S / max(spent, 0.01))))
 
 
 class _Undisturbed:
