@@ -348,6 +348,8 @@ class SshAdapter:
             ) from error
         if broke(error) or isinstance(error, OSError):
             why = " ".join(str(getattr(error, "strerror", None) or error).split())
+            # paramiko's own end of a connection is an EOFError that says nothing
+            why = why or "the connection was closed"
             told = why if str(self.target) in why else f"{self.target} does not answer ({why})"
             raise UnreachableError(told, **self._who) from error
         raise error

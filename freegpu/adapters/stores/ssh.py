@@ -141,6 +141,17 @@ class Line:
                 self._transport.set_keepalive(KEEPALIVE_S)
             return self._transport
 
+    def _opened(self) -> paramiko.Channel:
+        """A new channel. A kept connection may have died without a word, and asking is how one learns it: dialled anew."""
+        kept = self._transport
+        transport = self.transport()
+        try:
+            return transport.open_session(timeout=CONNECT_S)
+        except Exception as error:
+            if transport is not kept or transport.is_active() or not broke(error):
+                raise
+        return self.transport().open_session(timeout=CONNECT_S)
+
     def look(self) -> HostKey:
         """The host's key and what is known of it, without signing in. KeyRefused: a host on the way is not known."""
         with self._lock:
@@ -166,7 +177,7 @@ class Line:
         import paramiko
 
         # not SFTPClient.from_transport: it would wait an hour for a channel
-        channel = self.transport().open_session(timeout=CONNECT_S)
+        channel = self._opened()
         channel.settimeout(SILENT_S)
         with _answered(channel):
             channel.invoke_subsystem("sftp")
@@ -203,7 +214,7 @@ class Line:
         Raises what paramiko raises, and TimeoutError.
         """
         end = None if total is None else time.monotonic() + total
-        with self.transport().open_session(timeout=CONNECT_S) as channel:
+        with self._opened() as channel:
             channel.settimeout(timeout)
             with _answered(channel):
                 channel.exec_command(command)
