@@ -53,6 +53,7 @@ def snapshot(jobs: int, places: int, *, seed: int = 1) -> Snapshot:
             for at, offer in enumerate(luck.sample(offers, len(offers) // 2))
         ),
         lately=tuple(wanted[:200]),
+        came=jobs,
     )
 
 

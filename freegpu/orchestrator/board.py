@@ -257,13 +257,15 @@ class Board:
         """Platforms that are the only home of jobs that wait, run or came lately; not by the user's own choice."""
         found = self.fitting.sole_waiting(self.snapshot.waiting)
         found |= self.fitting.sole([running.job.needs for running in self.snapshot.running])
-        return found | self.fitting.sole_lately(self.snapshot.lately)
+        # nobody has submitted anything for days: nothing is kept for who might
+        return found | self.fitting.sole_lately(self.snapshot.lately if self.snapshot.came else ())
 
     @cached_property
     def rare(self) -> frozenset[Login]:
-        """Platforms that keep an even share for jobs whose only home they are: these, and with a queue what has memory like
-        nobody else. The benchmark's last jobs were those that came after others had spent it."""
-        return self.sole | self.fitting.largest if self.others >= reserve.FEW else self.sole
+        """Platforms that keep an even share for jobs whose only home they are: these, and while jobs keep coming what has
+        memory like nobody else. The benchmark's last jobs were those that came after others had spent it."""
+        coming = self.snapshot.came >= reserve.COMING
+        return self.sole | self.fitting.largest if coming else self.sole
 
     def fit(self, kind: Kind) -> Fit:
         """What fits jobs of this kind; looked at once, by shape."""

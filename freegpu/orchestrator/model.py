@@ -440,6 +440,8 @@ class Snapshot:
     running: tuple[Running, ...] = ()
     #: what jobs of the last weeks needed, each once: a platform that is the only home of some keeps quota for such
     lately: tuple[Needs, ...] = ()
+    #: jobs that were submitted in the last days, whatever became of them
+    came: int = 0
     #: "jct": jobs end early on average; "makespan": the last one ends early
     goal: Goal = "jct"
     #: for forecasts: every open session, also those that no decision looks at any more

@@ -290,6 +290,12 @@ class Reader:
             sorted((rows.needs(n) for (n,) in self._fetch(sql, self._moment(moment))), key=repr)
         )
 
+    def came_since(self, moment: datetime) -> int:
+        """How many jobs were submitted since then."""
+        sql = "SELECT COUNT(*) FROM jobs WHERE created_at > ?"
+        ((count,),) = self._fetch(sql, self._moment(moment))
+        return int(count)
+
     def as_waiting(self, job: str) -> Waiting:
         """A job as a decision would see it if it waited, whatever it does. JobNotFoundError."""
         for row in self._fetch(_WAITING + " WHERE j.id = ?", job):

@@ -226,6 +226,7 @@ class Reconciler:
             ),
             running=self._running(sessions),
             lately=standing.asked_lately(self.ledger, self.now()),
+            came=standing.came_lately(self.ledger, self.now()),
             goal=self.settings.goal,
         )
 

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 
 from freegpu.orchestrator.spots import NEVER_S, Ask, Login, Spot, SpotKind, span_text
 
-__all__ = ["ASKED_S", "Claim", "allowance", "cost", "kept", "most_work", "price"]
+__all__ = [
+    "ASKED_S",
+    "COMING",
+    "COMING_S",
+    "Claim",
+    "allowance",
+    "cost",
+    "kept",
+    "most_work",
+    "price",
+]
 
 #: how much the time in which quota comes back counts against the time to finish, when many jobs want it: in full. With 0.3
 #: the benchmark's jobs took fast cards that cost more quota a job, and those behind them waited for its return
@@ -25,8 +35,10 @@ MANY = 5
 #: something is kept for jobs like those that came within so long, seconds. With four weeks a month's credits lay idle to
 #: the end of queues that had got no such job for long
 ASKED_S = 7 * 86400.0
-#: with so many other jobs, rare memory is kept, too; a lone job is not made to wait for nobody
-FEW = 2
+#: jobs keep coming if so many were submitted within so long, seconds; then rare memory is kept, too. When it went by how many
+#: wait, lone jobs had spent it before those came that need it, and at the end of a queue the last jobs stood before a month
+#: of credits that were kept for nobody
+COMING, COMING_S = 3, 3 * 86400.0
 #: what is said of credits that a job may not have
 CREDITS = "credits that do not come back are kept for urgent jobs and those with no other home"
 

@@ -13,10 +13,11 @@ from freegpu.jobs.lifecycle import AttemptState, EndReason, SessionState
 from freegpu.jobs.model import Needs
 from freegpu.orchestrator.ledger import Ledger
 from freegpu.orchestrator.model import Running, Session, Standing
-from freegpu.orchestrator.reserve import ASKED_S
+from freegpu.orchestrator.reserve import ASKED_S, COMING_S
 
 __all__ = [
     "asked_lately",
+    "came_lately",
     "job_start",
     "last_offers",
     "losses",
@@ -102,6 +103,11 @@ def job_start(ledger: Ledger) -> float | None:
 def asked_lately(ledger: Ledger, now: datetime) -> tuple[Needs, ...]:
     """What jobs of the last week needed, each once."""
     return ledger.asked_since(now - timedelta(seconds=ASKED_S))
+
+
+def came_lately(ledger: Ledger, now: datetime) -> int:
+    """How many jobs were submitted in the last days."""
+    return ledger.came_since(now - timedelta(seconds=COMING_S))
 
 
 def losses(ledger: Ledger, platform: str, account: str, now: datetime) -> tuple[float, float]:

@@ -103,13 +103,16 @@ def test_what_was_lost_and_what_was_asked_for_is_remembered(world: World) -> Non
     count, lived = standing.losses(world.ledger, "pretend", "me", now)
     assert count == 1
     assert lived == pytest.approx(5400, abs=10)
-    for days, counts, asked in (
-        (0, True, True),
-        (6, True, True),
-        (8, True, False),
-        (29, False, False),
+    for days, counts, asked, came in (
+        (0, True, True, 2),
+        (2, True, True, 2),
+        (4, True, True, 0),
+        (6, True, True, 0),
+        (8, True, False, 0),
+        (29, False, False, 0),
     ):
         later = now + timedelta(days=days)
+        assert standing.came_lately(world.ledger, later) == came
         assert bool(standing.losses(world.ledger, "pretend", "me", later)[0]) is counts
         assert (Needs(vram_gb=12) in standing.asked_lately(world.ledger, later)) is asked
 

@@ -312,7 +312,9 @@ def test_what_one_job_takes_is_no_longer_there_for_the_next() -> None:
     first, second = (
         replace(job, estimate=Estimate(seconds=6 * HOUR)) for job in queue(2, [Needs(vram_gb=8)])
     )
-    snapshot = Snapshot(waiting=(first, second), places=contested(12, 24), lately=(ONLY_THERE,))
+    snapshot = Snapshot(
+        waiting=(first, second), places=contested(12, 24), lately=(ONLY_THERE,), came=1
+    )
     (action,) = placement.decide(snapshot, NOW)
     assert [put.job for put in action.placed] == ["j0"]
 
@@ -321,7 +323,7 @@ def test_the_demand_of_now_counts_and_not_that_of_the_last_look() -> None:
     """The same places, with and without a need that has no other home; one after the other, in both orders."""
     (job,) = queue(1, [Needs(vram_gb=8)])
     long = replace(job, estimate=Estimate(seconds=20 * HOUR))
-    free = Snapshot(waiting=(long,), places=contested(10, 144), lately=(Needs(vram_gb=4),))
+    free = Snapshot(waiting=(long,), places=contested(10, 144), lately=(Needs(vram_gb=4),), came=1)
     kept = replace(free, lately=(ONLY_THERE,))
     for snapshot, actions in ((free, 1), (kept, 0), (free, 1), (kept, 0)):
         assert len(placement.decide(snapshot, NOW)) == actions
@@ -350,7 +352,7 @@ def test_no_sentence_is_made_that_nobody_reads(counted: Callable[[Any, str], Cou
     """A job that is kept out costs no words; who asks for the reason gets them."""
     (job,) = queue(1, [Needs(vram_gb=8)])
     long = replace(job, estimate=Estimate(seconds=20 * HOUR))
-    snapshot = Snapshot(waiting=(long,), places=contested(10, 144), lately=(ONLY_THERE,))
+    snapshot = Snapshot(waiting=(long,), places=contested(10, 144), lately=(ONLY_THERE,), came=1)
     words = counted(reserve, "span_text")
     assert placement.decide(snapshot, NOW) == []
     assert words.calls == 0
@@ -390,6 +392,9 @@ def test_the_demand_of_the_last_days_is_put_together_when_it_changes() -> None:
             and timedelta(0) <= now - job.arrives <= timedelta(seconds=reserve.ASKED_S)
         }
         assert set(snapshot.lately) == late
+        came = [job.arrives for job in given.jobs if job.arrives is not None]
+        recent = timedelta(seconds=reserve.COMING_S)
+        assert snapshot.came == sum(timedelta(0) <= now - at <= recent for at in came)
         return placement.decide(snapshot, now)
 
     run(given, 2, policy)

@@ -632,6 +632,7 @@ def any_snapshot(rng: random.Random) -> Snapshot:
         places=tuple(places),
         running=running,
         lately=tuple(any_needs(rng) for _ in range(rng.randrange(3))),
+        came=rng.randrange(5),
         goal=rng.choice(("jct", "jct", "makespan")),
     )
 

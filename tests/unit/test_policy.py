@@ -85,8 +85,10 @@ def test_for_the_goal_makespan_whoever_has_the_fewest_homes_comes_first_then_the
 BIG = Needs(vram_gb=20)
 
 
-def chosen(*jobs: Waiting, places: tuple[Place, ...], lately: tuple[Needs, ...] = ()) -> list[str]:
-    found = starts(Snapshot(waiting=jobs, places=places, lately=lately))
+def chosen(
+    *jobs: Waiting, places: tuple[Place, ...], lately: tuple[Needs, ...] = (), came: int = 1
+) -> list[str]:
+    found = starts(Snapshot(waiting=jobs, places=places, lately=lately, came=came))
     return [platform for platform, _, _ in found]
 
 
@@ -99,7 +101,7 @@ def test_the_only_home_of_some_jobs_keeps_an_even_share_for_them() -> None:
     assert chosen(job_of[0], places=(big, other), lately=(BIG,)) == ["big"]
     assert chosen(job_of[1], places=(big, other), lately=(BIG,)) == []
     why = explain(
-        job_of[1], Snapshot(waiting=(job_of[1],), places=(big, other), lately=(BIG,)), NOW
+        job_of[1], Snapshot(waiting=(job_of[1],), places=(big, other), lately=(BIG,), came=1), NOW
     )
     assert any(
         "15 h of its quota are kept for jobs that fit nowhere else until it comes back in 3 d 12 h"
@@ -108,25 +110,36 @@ def test_the_only_home_of_some_jobs_keeps_an_even_share_for_them() -> None:
     )
 
 
-def test_rare_memory_is_kept_before_anybody_asks_for_it_once_there_is_a_queue() -> None:
-    """Whoever needs it comes when others have spent it; a lone job is not made to wait for nobody."""
+def test_rare_memory_is_kept_before_anybody_asks_for_it_while_jobs_keep_coming() -> None:
+    """Whoever needs it comes when others have spent it. Where jobs come one in a while, none is made to wait for nobody."""
     big = metered("big", "L4", limit_h=30, used_h=24, resets_h=84)
     other = metered("other", "T4", limit_h=30, used_h=30, resets_h=84)
-    mine, others = hours("a", 4), tuple(hours(f"b{n}", 40, seq=n + 2) for n in range(2))
-    assert chosen(mine, places=(big, other)) == ["big"]
-    assert chosen(mine, others[0], places=(big, other)) == ["big"]
-    assert chosen(mine, *others, places=(big, other)) == []
-    needs = tuple(replace(one, needs=BIG) for one in others)
-    assert chosen(*needs, places=(big, other)) == ["big"]
+    mine, line = hours("a", 4), tuple(hours(f"b{n}", 40, seq=n + 2) for n in range(9))
+    assert chosen(mine, places=(big, other), came=2) == ["big"]
+    assert chosen(mine, places=(big, other), came=3) == []
+    assert chosen(mine, *line, places=(big, other), came=3) == []
+    assert chosen(mine, *line, places=(big, other), came=2) == ["big"], "the end of a queue"
+    needs = tuple(replace(one, needs=BIG) for one in line)
+    assert chosen(*needs, places=(big, other), came=9) == ["big"]
 
 
 def test_a_lone_job_takes_rare_memory_also_where_it_could_begin_elsewhere() -> None:
-    """Nobody asked for what would be kept; beside two others it leaves it alone."""
+    """Nobody asked for what would be kept; while jobs keep coming it leaves it alone."""
     big = metered("big", "L4", limit_h=30, used_h=24, resets_h=84)
     other = metered("other", "T4", most=3)
-    mine, others = hours("a", 4), tuple(hours(f"b{n}", 4, seq=n + 2) for n in range(2))
-    assert chosen(mine, places=(big, other)) == ["big"]
-    assert set(chosen(mine, *others, places=(big, other))) == {"other"}
+    assert chosen(hours("a", 4), places=(big, other), came=1) == ["big"]
+    assert chosen(hours("a", 4), places=(big, other), came=3) == ["other"]
+
+
+def test_nothing_is_kept_for_the_past_once_nobody_has_submitted_for_days() -> None:
+    """The last jobs of a queue stood before credits that were kept for those who had asked a week ago."""
+    big = metered("big", "L4", limit_h=30, used_h=12, resets_h=84)
+    other = metered("other", "T4", limit_h=30, used_h=30, resets_h=84)
+    for came, gets in ((1, []), (0, ["big"])):
+        assert chosen(hours("b", 8), places=(big, other), lately=(BIG,), came=came) == gets
+    waits = hours("c", 40, needs=BIG, seq=2, priority=-100)
+    both = Snapshot(waiting=(hours("b", 8), waits), places=(big, other))
+    assert [jobs for _, _, jobs in starts(both)] == [("c",)], "it is kept for who waits"
 
 
 def test_a_live_session_is_kept_open_by_no_job_that_could_go_elsewhere() -> None:
@@ -140,7 +153,7 @@ def test_a_live_session_is_kept_open_by_no_job_that_could_go_elsewhere() -> None
         waiting=(mine,), free_slots=(free,), places=(replace(shown, open_sessions=1), home)
     )
     assert [a.session for a in decide(lives, NOW) if isinstance(a, Assign)] == ["s1"]
-    wanted = replace(lives, lately=(BIG,))
+    wanted = replace(lives, lately=(BIG,), came=1)
     assert decide(wanted, NOW) == []
     beside = Running(job=only, session="s1", slot=0, offer=free.offer, held_s=60.0, left_s=5 * HOUR)
     busy = replace(wanted, running=(beside,))
@@ -167,6 +180,7 @@ def test_a_long_job_that_is_refused_a_live_slot_shuts_out_no_short_one() -> None
         places=(shown, metered("other", "T4", used_h=30)),
         running=(neighbour,),
         lately=(BIG,),
+        came=1,
     )
     given = [a.assignment.job for a in decide(snapshot, NOW) if isinstance(a, Assign)]
     assert given == ["short"]

@@ -5,6 +5,7 @@ It decides nothing: `engine` asks the policy and carries out what it wants.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 import random
@@ -56,6 +57,8 @@ class Course:
         #: needs -> when such a job was asked for last, seconds
         self.asked: dict[Needs, float] = {}
         self.arrivals = 0
+        #: when those that have come were submitted, in order, seconds
+        self.submitted: list[float] = []
         seated = {job for session in world.standing for _, job in session.jobs}
         ordered = sorted(world.jobs, key=lambda job: (job.arrives or world.begin, job.id))
         for seq, job in enumerate(ordered, start=1):
@@ -127,6 +130,7 @@ class Course:
     def _arrive(self, job: JobNow) -> None:
         self.asked[job.job.needs] = self.now
         self.arrivals += 1
+        bisect.insort(self.submitted, self._seconds(job.created))
         self._wait(job)
 
     def _wait(self, job: JobNow) -> None:

@@ -7,6 +7,7 @@ they do the same.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 import random
@@ -36,7 +37,7 @@ from freegpu.orchestrator.model import (
     Snapshot,
     StartSession,
 )
-from freegpu.orchestrator.reserve import ASKED_S
+from freegpu.orchestrator.reserve import ASKED_S, COMING_S
 from freegpu.orchestrator.spots import shape_of
 
 #: what decides; the real one is placement.decide
@@ -133,6 +134,7 @@ class _Engine(Course):
             self.sessions.values(),
             self.platforms.values(),
             self._lately(),
+            self._came(),
             self.world.goal,
             self.now,
             self._moment(self.now),
@@ -145,6 +147,10 @@ class _Engine(Course):
             self.told, self.told_of = tuple(late), self.arrivals
             self.oldest = min(late.values(), default=math.inf)
         return self.told
+
+    def _came(self) -> int:
+        """How many jobs were submitted in the last days."""
+        return len(self.submitted) - bisect.bisect_left(self.submitted, self.now - COMING_S)
 
     def _start(self, action: StartSession) -> bool:
         """Ask the platform for a session; whether it was granted. What cannot be is dropped, as in the product."""

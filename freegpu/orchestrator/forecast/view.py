@@ -20,11 +20,12 @@ def snapshot(
     sessions: Iterable[SessionNow],
     platforms: Iterable[PlatformNow],
     lately: tuple[Needs, ...],
+    came: int,
     goal: Goal,
     now_s: float,
     now: datetime,
 ) -> Snapshot:
-    """`lately`: see `Snapshot`; `now_s` and `now` are the same moment."""
+    """`lately`, `came`: see `Snapshot`; `now_s` and `now` are the same moment."""
     free: list[FreeSlot] = []
     running: list[Running] = []
     for session in sessions:
@@ -44,6 +45,7 @@ def snapshot(
         places=tuple(_place(platform, now_s, now) for platform in platforms),
         running=tuple(running),
         lately=lately,
+        came=came,
         goal=goal,
     )
 
