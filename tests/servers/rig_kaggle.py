@@ -51,9 +51,8 @@ class KaggleRig:
     def lose(self) -> int:
         machines = self.server.machines
         running = [name for name in machines.names() if machines.alive(name)]
-        for name in running:
-            machines.kill(name)
-        return len(running)
+        # one that has not quite begun is not hit: who waits for a blow must not take that for one
+        return sum(bool(machines.kill(name)) for name in running)
 
     def refuse(self, on: bool) -> None:
         self.server.set_faults(refuse_capacity=on)
